@@ -1,0 +1,89 @@
+"""Causal attention in JAX behind one interface: a plain reference, and splash attention on a TPU.
+
+Shapes: B rows, T positions, H query heads, K key and value heads (H a multiple of K), D elements a head.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from shared.errors import UserError
+
+Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
+"""(q_BTHD, k_BTKD, v_BTKD, segments_BT or None) -> context_BTHD."""
+
+SPLASH_BLOCK = 128
+"""Splash attention works on blocks of at least this many positions."""
+
+
+def choose_attention(
+    wanted: Literal["auto", "reference", "fused"], platform: str, sequence_length: int, compute: Any, islands: Any
+) -> Attention:
+    """The implementation to use on that platform.
+
+    Raises UserError when ``fused`` is asked for and cannot run.
+    """
+    obstacle = _splash_obstacle(platform, sequence_length, compute)
+    if wanted == "fused" and obstacle:
+        raise UserError(f"execution.attention=fused cannot run in jaxtrain here: {obstacle}; use auto or reference")
+    if wanted == "reference" or obstacle:
+        return functools.partial(reference_attention, islands=islands)
+    return splash_attention
+
+
+def _splash_obstacle(platform: str, sequence_length: int, compute: Any) -> str | None:
+    if platform != "tpu":
+        return f"splash attention needs a TPU, and this is a {platform}"
+    if sequence_length % SPLASH_BLOCK:
+        return f"splash attention needs a sequence_length in multiples of {SPLASH_BLOCK}, not {sequence_length}"
+    if compute not in (jnp.dtype("bfloat16"), jnp.dtype("float32")):
+        return f"splash attention computes in bfloat16 or float32, not {compute}"
+    return None
+
+
+def reference_attention(
+    q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segments_BT: jax.Array | None, *, islands: Any
+) -> jax.Array:
+    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1)."""
+    B, T, H, D = q_BTHD.shape
+    K = k_BTKD.shape[2]
+    q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
+    scores_BKGTS = jnp.einsum("btkgd,bskd->bkgts", q_BTKGD, k_BTKD, preferred_element_type=islands) * D**-0.5
+    visible_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
+    if segments_BT is not None:
+        visible_BTS = visible_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
+    scores_BKGTS = jnp.where(visible_BTS[:, None, None], scores_BKGTS, jnp.finfo(islands).min)
+    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BTKD.dtype)
+    return jnp.einsum("bkgts,bskd->btkgd", weights_BKGTS, v_BTKD).reshape(B, T, H, D)
+
+
+def splash_attention(
+    q_BTHD: jax.Array,
+    k_BTKD: jax.Array,
+    v_BTKD: jax.Array,
+    segments_BT: jax.Array | None,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """The Pallas kernel for TPUs that never holds the scores; ``interpret`` runs it anywhere, slowly, for tests."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask
+
+    _, T, H, D = q_BTHD.shape
+    K = k_BTKD.shape[2]
+    causal = mask.MultiHeadMask([mask.CausalMask((T, T)) for _ in range(H // K)])
+    attend = kernel.make_splash_mqa_single_device(causal, interpret=interpret)
+    q_BKGTD = jnp.transpose((q_BTHD * D**-0.5).reshape(-1, T, K, H // K, D), (0, 2, 3, 1, 4))
+    k_BKTD, v_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
+    over_heads = jax.vmap(attend, in_axes=(0, 0, 0, None))
+    if segments_BT is None:
+        context_BKGTD = jax.vmap(over_heads, in_axes=(0, 0, 0, None))(q_BKGTD, k_BKTD, v_BKTD, None)
+    else:
+        segment_ids = kernel.SegmentIds(q=segments_BT, kv=segments_BT)
+        context_BKGTD = jax.vmap(over_heads)(q_BKGTD, k_BKTD, v_BKTD, segment_ids)
+    return jnp.transpose(context_BKGTD, (0, 3, 1, 2, 4)).reshape(q_BTHD.shape).astype(q_BTHD.dtype)

@@ -1,0 +1,234 @@
+"""The JAX backend: one jitted function an update, whose state is donated and whose shardings are explicit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain import checkpoint, devices, loss_scale, optimizer
+from jaxtrain.accumulation import accumulate, microbatches
+from jaxtrain.attention import choose_attention
+from jaxtrain.loss import cross_entropy_sum
+from jaxtrain.models.transformer import Architecture, Execution
+from jaxtrain.parallel import Placement
+from jaxtrain.precision import dtypes, matmul_precision
+from jaxtrain.weights import export_slots, import_slots, slot_shapes
+from shared.backend import DeviceReport, StepMetrics, Sums
+from shared.batch import Batch
+from shared.config.schema import Config
+from shared.initialization import initial_value
+from shared.models import model_spec
+from shared.policies.accumulation import num_microbatches
+from shared.policies.precision import precision_policy
+from shared.schedule import learning_rates
+
+Rows = dict[str, jax.Array | None]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["parameters", "optimizer", "average", "num_updates", "loss_scale"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that an update changes."""
+
+    parameters: dict[str, jax.Array]
+    optimizer: Any
+    average: dict[str, jax.Array] | None
+    num_updates: jax.Array
+    loss_scale: loss_scale.LossScaleState | None
+
+
+@dataclass(frozen=True)
+class PendingMetrics:
+    """Metrics of a dispatched step."""
+
+    values: dict[str, jax.Array]
+
+    def read(self) -> StepMetrics:
+        values = {name: value.item() for name, value in jax.device_get(self.values).items()}
+        return StepMetrics(**{"loss_scale": None, **values})
+
+
+@dataclass(frozen=True)
+class PendingSums:
+    """Sums of a dispatched evaluation batch."""
+
+    loss: jax.Array
+    tokens: jax.Array
+
+    def read(self) -> Sums:
+        return Sums(float(self.loss), int(self.tokens))
+
+
+class JaxBackend:
+    """See :class:`shared.backend.Backend`."""
+
+    name = "jax"
+    asynchronous = True
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.policy = precision_policy(config.precision)
+        self.dtypes = dtypes(self.policy)
+        self.spec = model_spec(config.model)
+        self.placement = Placement(config.parallel)
+        self.num_microbatches = num_microbatches(
+            config.batch.global_batch // config.parallel.data, config.accumulation.microbatch
+        )
+        platform = self.placement.mesh.devices.flat[0].platform
+        layers = config.execution.jax.layers
+        self.execution = Execution(
+            dtypes=self.dtypes,
+            attention=choose_attention(
+                config.execution.attention,
+                platform,
+                config.batch.sequence_length,
+                self.dtypes.compute,
+                self.dtypes.islands,
+            ),
+            remat=config.remat,
+            scan_layers=platform != "cpu" if layers == "auto" else layers == "scan",
+        )
+        self.architecture = Architecture.of(self.spec, self.execution)
+        self.transformation = optimizer.transformation(config.optimizer, self.spec, self.dtypes.parameters)
+        self.rates = np.asarray(learning_rates(config.schedule), self.dtypes.accumulate)
+        state, rows = self.placement.replicated, self.placement.rows
+        self._step = jax.jit(
+            self._update, donate_argnums=0, in_shardings=(state, rows, state), out_shardings=(state, state)
+        )
+        self._evaluate = jax.jit(self._loss_sums, in_shardings=(state, rows), out_shardings=state)
+
+    def describe(self) -> DeviceReport:
+        return devices.describe()
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    def create_state(self) -> TrainState:
+        return self._state_from(
+            import_slots(
+                self.spec,
+                lambda parameter: initial_value(parameter, self.config.seed),
+                self.dtypes.parameters,
+                lambda _, host: jax.device_put(host, self.placement.replicated),
+            )
+        )
+
+    def _state_from(self, parameters: dict[str, jax.Array]) -> TrainState:
+        def complete(parameters: dict[str, jax.Array]) -> TrainState:
+            return TrainState(
+                parameters=parameters,
+                optimizer=self.transformation.init(parameters),
+                average=jax.tree.map(jnp.copy, parameters) if self.config.optimizer.ema_decay is not None else None,
+                num_updates=jnp.int32(0),
+                loss_scale=loss_scale.initial(self.policy.loss_scale),
+            )
+
+        return jax.jit(complete, out_shardings=self.placement.replicated)(parameters)
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state, without its numbers."""
+        parameters = {
+            slot: jax.ShapeDtypeStruct(shape, self.dtypes.parameters) for slot, shape in slot_shapes(self.spec).items()
+        }
+        state = jax.eval_shape(self._state_from, parameters)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.placement.replicated), state
+        )
+
+    def save(self, state: TrainState, directory: Path) -> None:
+        checkpoint.save(state, directory)
+
+    def restore(self, directory: Path) -> TrainState:
+        return checkpoint.restore(self.abstract_state(), directory)
+
+    def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:
+        return export_slots(self.spec, state.parameters)
+
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
+        state, metrics = self._step(state, self._rows(batch), self.rates)
+        return state, PendingMetrics(metrics)
+
+    def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
+        parameters = state.parameters if state.average is None else state.average
+        return PendingSums(*self._evaluate(parameters, self._rows(batch)))
+
+    def _rows(self, batch: Batch) -> Rows:
+        arrays = {name: getattr(batch, name) for name in ("tokens", "targets", "mask", "segments", "positions")}
+        return jax.device_put(arrays, self.placement.rows)
+
+    def loss_sum(self, parameters: dict[str, jax.Array], rows: Rows) -> jax.Array:
+        """Sum of the cross entropy over the rows' valid tokens, in the islands' dtype."""
+        with matmul_precision(self.policy):
+            model = self.architecture.bind(parameters)
+            logits_BTV = model(rows["tokens"], rows["segments"], rows["positions"])
+            return cross_entropy_sum(logits_BTV, rows["targets"], rows["mask"], self.dtypes.islands)
+
+    def gradients(
+        self, parameters: dict[str, jax.Array], rows: Rows, scale: jax.Array | None = None
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``."""
+        weight = 1.0 / jnp.maximum(jnp.sum(rows["mask"]), 1).astype(self.dtypes.accumulate)
+        if scale is not None:
+            weight = weight * scale.astype(weight.dtype)
+
+        def share(parameters: dict[str, jax.Array], microbatch: Rows) -> jax.Array:
+            return self.loss_sum(parameters, microbatch) * weight
+
+        return accumulate(
+            jax.value_and_grad(share), parameters, rows, self.num_microbatches, self.dtypes.accumulate
+        )
+
+    def _update(
+        self, state: TrainState, rows: Rows, rates: jax.Array
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        scale = None if state.loss_scale is None else state.loss_scale.scale
+        loss, gradients = self.gradients(state.parameters, rows, scale)
+        if scale is not None:
+            loss, gradients = jax.tree.map(lambda x: x / scale, (loss, gradients))
+        norm = optimizer.global_norm(gradients)
+        finite = jnp.isfinite(norm)
+        rate = rates[jnp.minimum(state.num_updates, len(rates) - 1)]
+
+        gradients = optimizer.clipped(gradients, norm, self.config.optimizer.clip_norm)
+        direction, moments = self.transformation.update(gradients, state.optimizer, state.parameters)
+        parameters = jax.tree.map(lambda p, d: p - rate.astype(p.dtype) * d, state.parameters, direction)
+        after = TrainState(
+            parameters=parameters,
+            optimizer=moments,
+            average=optimizer.averaged(state.average, parameters, self.config.optimizer.ema_decay),
+            num_updates=state.num_updates + 1,
+            loss_scale=state.loss_scale,
+        )
+        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+        after = _with_loss_scale(after, loss_scale.updated(state.loss_scale, finite, self.policy.loss_scale))
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "tokens": jnp.sum(rows["mask"]),
+            "num_updates": after.num_updates,
+            "skipped": ~finite,
+        }
+        return after, metrics if scale is None else {**metrics, "loss_scale": scale}
+
+    def _loss_sums(self, parameters: dict[str, jax.Array], rows: Rows) -> tuple[jax.Array, jax.Array]:
+        losses = jax.lax.map(
+            lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(rows, self.num_microbatches)
+        )
+        return jnp.sum(losses), jnp.sum(rows["mask"])
+
+
+def _with_loss_scale(state: TrainState, scale: loss_scale.LossScaleState | None) -> TrainState:
+    return TrainState(state.parameters, state.optimizer, state.average, state.num_updates, scale)

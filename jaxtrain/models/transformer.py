@@ -1,0 +1,236 @@
+"""The decoder-only transformer in flax NNX, for every family that :class:`shared.models.spec.ModelSpec` describes.
+
+The path of each parameter in the module is the name of its slot. Parameters of the blocks are stacked over a leading
+layer axis, so one block can be compiled once and scanned over.
+
+Shapes: B rows, T positions, C hidden size, H heads, K key/value heads, D head size, F intermediate size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.attention import Attention
+from jaxtrain.precision import Dtypes
+from jaxtrain.remat import rematerialized
+from jaxtrain.weights import slot_shapes
+from shared.config.schema import Remat
+from shared.models.rope import rope_table
+from shared.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the transformer runs: none of it changes what it computes."""
+
+    dtypes: Dtypes
+    attention: Attention
+    remat: Remat
+    scan_layers: bool
+
+
+class Norm(nnx.Module):
+    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016), two passes, in the islands' dtype."""
+
+    def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...] = ()):
+        self.spec, self.run = spec, run
+        self.scale = nnx.Param(jnp.ones((*layers, spec.hidden_size), run.dtypes.parameters))
+        if spec.norm == "layernorm":
+            self.bias = nnx.Param(jnp.zeros((*layers, spec.hidden_size), run.dtypes.parameters))
+
+    def __call__(self, x_BTC: jax.Array) -> jax.Array:
+        dtype = self.run.dtypes.islands
+        y_BTC = x_BTC.astype(dtype)
+        if self.spec.norm == "layernorm":
+            y_BTC = y_BTC - jnp.mean(y_BTC, axis=-1, keepdims=True)
+        y_BTC = y_BTC * jax.lax.rsqrt(jnp.mean(jnp.square(y_BTC), axis=-1, keepdims=True) + self.spec.norm_eps)
+        y_BTC = y_BTC * self.scale[...].astype(dtype)
+        if self.spec.norm == "layernorm":
+            y_BTC = y_BTC + self.bias[...].astype(dtype)
+        return y_BTC.astype(self.run.dtypes.compute)
+
+
+class Linear(nnx.Module):
+    """x kernel + bias, in the compute dtype."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, run: Execution, layers: tuple[int, ...] = ()):
+        self.run, self.has_bias = run, bias
+        self.kernel = nnx.Param(jnp.zeros((*layers, inputs, outputs), run.dtypes.parameters))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((*layers, outputs), run.dtypes.parameters))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = self.run.dtypes.compute
+        y = x @ self.kernel[...].astype(dtype)
+        return y + self.bias[...].astype(dtype) if self.has_bias else y
+
+
+class SelfAttention(nnx.Module):
+    """Causal self-attention with grouped queries and, where the family has them, rotary positions."""
+
+    def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...]):
+        self.spec, self.run = spec, run
+        query_size, key_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.q = Linear(spec.hidden_size, query_size, spec.biases, run, layers)
+        self.k = Linear(spec.hidden_size, key_size, spec.biases, run, layers)
+        self.v = Linear(spec.hidden_size, key_size, spec.biases, run, layers)
+        self.out = Linear(query_size, spec.hidden_size, spec.biases, run, layers)
+
+    def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
+        B, T, _ = x_BTC.shape
+        q_BTHD, k_BTKD, v_BTKD = (
+            project(x_BTC).reshape(B, T, -1, self.spec.head_dim) for project in (self.q, self.k, self.v)
+        )
+        if rotation is not None:
+            q_BTHD, k_BTKD = rotation(q_BTHD), rotation(k_BTKD)
+        context_BTHD = self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT)
+        return self.out(context_BTHD.reshape(B, T, -1))
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU (Shazeer 2020) or GELU by name (Hendrycks & Gimpel 2016)."""
+
+    def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...]):
+        self.activation = spec.activation
+        if spec.activation == "silu_gated":
+            self.gate = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run, layers)
+        self.up = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run, layers)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, spec.biases, run, layers)
+
+    def __call__(self, x_BTC: jax.Array) -> jax.Array:
+        up_BTF = self.up(x_BTC)
+        if self.activation == "silu_gated":
+            return self.down(jax.nn.silu(self.gate(x_BTC)) * up_BTF)
+        return self.down(jax.nn.gelu(up_BTF, approximate=self.activation == "gelu_tanh"))
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...]):
+        self.attention_norm = Norm(spec, run, layers)
+        self.attention = SelfAttention(spec, run, layers)
+        self.mlp_norm = Norm(spec, run, layers)
+        self.mlp = FeedForward(spec, run, layers)
+
+    def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, segments_BT)
+        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+
+
+class Embedding(nnx.Module):
+    """Token table and, where the family has them, learned positions."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        self.run, self.learned = run, spec.max_positions is not None
+        self.tokens = nnx.Param(jnp.zeros((spec.vocab_size, spec.hidden_size), run.dtypes.parameters))
+        if spec.max_positions is not None:
+            self.positions = nnx.Param(jnp.zeros((spec.max_positions, spec.hidden_size), run.dtypes.parameters))
+
+    def __call__(self, tokens_BT: jax.Array, positions_BT: jax.Array | None) -> jax.Array:
+        x_BTC = self.tokens[...][tokens_BT]
+        if self.learned:
+            table = self.positions[...]
+            x_BTC = x_BTC + (table[: tokens_BT.shape[1]] if positions_BT is None else table[positions_BT])
+        return x_BTC.astype(self.run.dtypes.compute)
+
+
+@jax.tree_util.register_pytree_node_class
+class Rotation:
+    """Rotary positions of one batch, ready to turn queries and keys; see :mod:`shared.models.rope`."""
+
+    def __init__(self, cos_BTD: jax.Array, sin_BTD: jax.Array):
+        self.cos_BTD, self.sin_BTD = cos_BTD, sin_BTD
+
+    @classmethod
+    def of(cls, spec: ModelSpec, length: int, positions_BT: jax.Array | None, dtype: Any) -> Rotation | None:
+        """The rotation for a batch of that length; None for a family without rotary positions."""
+        if spec.rope_theta is None:
+            return None
+        cos, sin = (jnp.asarray(table, dtype) for table in rope_table(length, spec.head_dim, spec.rope_theta))
+        if positions_BT is None:
+            return cls(cos[None], sin[None])
+        return cls(cos[positions_BT], sin[positions_BT])
+
+    def __call__(self, x_BTHD: jax.Array) -> jax.Array:
+        first, second = jnp.split(x_BTHD.astype(self.cos_BTD.dtype), 2, axis=-1)
+        cos, sin = self.cos_BTD[:, :, None], self.sin_BTD[:, :, None]
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x_BTHD.dtype)
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array, jax.Array], None]:
+        return (self.cos_BTD, self.sin_BTD), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[jax.Array, jax.Array]) -> Rotation:
+        return cls(*children)
+
+
+class Transformer(nnx.Module):
+    """Tokens to logits."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        self.spec, self.run = spec, run
+        self.embedding = Embedding(spec, run)
+        self.layers = Block(spec, run, (spec.num_layers,))
+        self.final_norm = Norm(spec, run)
+        if not spec.tied:
+            self.head = Linear(spec.hidden_size, spec.vocab_size, False, run)
+
+    def __call__(
+        self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None, positions_BT: jax.Array | None = None
+    ) -> jax.Array:
+        """Logits [B, T, V] in the compute dtype."""
+        x_BTC = self.embedding(tokens_BT, positions_BT)
+        rotation = Rotation.of(self.spec, tokens_BT.shape[1], positions_BT, self.run.dtypes.islands)
+        x_BTC = self._blocks(x_BTC, rotation, segments_BT)
+        x_BTC = self.final_norm(x_BTC)
+        if not self.spec.tied:
+            return self.head(x_BTC)
+        return jnp.einsum("btc,vc->btv", x_BTC, self.embedding.tokens[...].astype(x_BTC.dtype))
+
+    def _blocks(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
+        graph, stacked = nnx.split(self.layers)
+
+        def apply(x_BTC: jax.Array, one_layer: Any) -> jax.Array:
+            return nnx.merge(graph, one_layer)(x_BTC, rotation, segments_BT)
+
+        apply = rematerialized(apply, self.run.remat, self.run.scan_layers)
+        if self.run.scan_layers:
+            return jax.lax.scan(lambda x, layer: (apply(x, layer), None), x_BTC, stacked)[0]
+        for one_layer in _unstack(stacked, self.spec.num_layers):
+            x_BTC = apply(x_BTC, one_layer)
+        return x_BTC
+
+
+def _unstack(stacked: Any, count: int) -> list[Any]:
+    """The layers one by one. A split, because its gradient is one concatenation; that of indexing is a sum of
+    ``count`` arrays that are zero everywhere else."""
+    leaves, structure = jax.tree.flatten(stacked)
+    parts = [[part[0] for part in jnp.split(leaf, count)] for leaf in leaves]
+    return [jax.tree.unflatten(structure, layer) for layer in zip(*parts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A transformer without its numbers, to be bound to a dict of slots."""
+
+    graph: Any
+    variables: dict[str, Any]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, run: Execution) -> Architecture:
+        graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(spec, run)))
+        variables = {".".join(path): variable for path, variable in nnx.to_flat_state(state)}
+        shapes = {slot: variable.shape for slot, variable in variables.items()}
+        assert shapes == slot_shapes(spec), f"the module's parameters are not the spec's slots: {shapes}"
+        return cls(graph, variables)
+
+    def bind(self, slots: dict[str, jax.Array]) -> Transformer:
+        """The module whose parameters are these arrays."""
+        flat = [(tuple(slot.split(".")), variable.replace(slots[slot])) for slot, variable in self.variables.items()]
+        return nnx.merge(self.graph, nnx.from_flat_state(flat))

@@ -1,0 +1,19 @@
+"""The device mesh in JAX and how arrays lie on it."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shared.config.schema import Parallel
+
+
+class Placement:
+    """The mesh of one run: state is replicated, rows are split over ``data``."""
+
+    def __init__(self, parallel: Parallel):
+        devices = np.array(jax.devices()[: parallel.data])
+        self.mesh = Mesh(devices, ("data",))
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        self.rows = NamedSharding(self.mesh, PartitionSpec("data"))

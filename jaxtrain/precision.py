@@ -1,0 +1,40 @@
+"""The precision policy in JAX: which dtype, and which kind of matrix product.
+
+In JAX a float32 product means one bfloat16 pass on a TPU and TF32 on an A100 unless a precision is asked for, so
+float32 and float64 ask for the highest. Products of bfloat16 and float16 operands accumulate in float32 in the
+hardware and need nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shared.policies.precision import PrecisionPolicy
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The policy's roles as JAX dtypes; see :class:`shared.policies.precision.PrecisionPolicy`."""
+
+    parameters: Any
+    compute: Any
+    islands: Any
+    accumulate: Any
+
+
+def dtypes(policy: PrecisionPolicy) -> Dtypes:
+    """Look the dtypes up, and switch JAX to 64 bits where the policy needs them: it demotes float64 silently."""
+    if policy.parameters == "float64":
+        jax.config.update("jax_enable_x64", True)
+    return Dtypes(
+        *(jnp.dtype(name) for name in (policy.parameters, policy.compute, policy.islands, policy.accumulate))
+    )
+
+
+def matmul_precision(policy: PrecisionPolicy) -> Any:
+    """A context in which to trace: products of the compute dtype are as exact as its name says."""
+    return jax.default_matmul_precision("highest" if policy.compute in ("float32", "float64") else "default")

@@ -1,0 +1,96 @@
+"""What the trainer needs of a framework: the protocol that ``jaxtrain.backend`` and ``torchtrain.backend`` fulfil."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from shared.batch import Batch
+
+T = TypeVar("T", covariant=True)
+
+State = Any
+"""The backend's own: parameters, optimiser state, average, loss scale, number of completed updates."""
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """The accelerator a run happens on."""
+
+    kind: str
+    """What the device calls itself, such as ``TPU v5 lite`` or ``NVIDIA A100-SXM4-80GB``."""
+    target: str
+    """Its name in ``targets``, such as ``v5e-1``, ``a100-80`` or ``cpu``."""
+    count: int
+    memory_bytes: int | None
+    """Memory of one device, or None where it does not say."""
+    versions: dict[str, str]
+    """Versions of the framework's packages."""
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What one training step reports, in host memory."""
+
+    loss: float
+    """Mean over all valid tokens of the global batch, nats."""
+    grad_norm: float
+    """Global norm, unscaled, before clipping."""
+    learning_rate: float
+    """The rate this update used, or would have used."""
+    tokens: int
+    """Valid target tokens."""
+    num_updates: int
+    """Completed updates, this one included; less than the number of steps once an update was skipped."""
+    skipped: bool
+    """Whether this update was left out because a gradient was not finite."""
+    loss_scale: float | None
+    """The scale this step's gradients were multiplied by; None without loss scaling."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one evaluation batch adds: never a mean, so that batches can be added."""
+
+    loss: float
+    tokens: int
+
+
+class Pending(Protocol[T]):
+    """A result that is still on the device; reading it waits for the device."""
+
+    def read(self) -> T: ...
+
+
+class Backend(Protocol):
+    """One framework, set up for one run."""
+
+    name: str
+    """``jax`` or ``torch``."""
+    asynchronous: bool
+    """Whether ``train_step`` returns before the device is done, so that results are better read one step late."""
+
+    def describe(self) -> DeviceReport:
+        """The devices this run uses."""
+
+    def create_state(self) -> State:
+        """The state before the first step, from :mod:`shared.initialization`."""
+
+    def train_step(self, state: State, batch: Batch) -> tuple[State, Pending[StepMetrics]]:
+        """Dispatch one update and return at once. The given state is used up: donated or updated in place."""
+
+    def eval_step(self, state: State, batch: Batch) -> Pending[Sums]:
+        """Dispatch the loss of one batch, under the averaged parameters where the recipe keeps an average."""
+
+    def save(self, state: State, directory: Path) -> None:
+        """Write the state in the backend's own format into a new, empty directory; return when it is on disk."""
+
+    def restore(self, directory: Path) -> State:
+        """Read what ``save`` wrote."""
+
+    def export_arrays(self, state: State) -> Iterator[tuple[str, np.ndarray]]:
+        """(canonical name, array) of every parameter, one at a time, in host memory."""

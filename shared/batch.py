@@ -1,0 +1,42 @@
+"""One global batch (or a process's share of it) as it leaves the data pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens in host memory. B rows of T tokens each."""
+
+    tokens: np.ndarray
+    """int32 [B, T]: what the model reads."""
+    targets: np.ndarray
+    """int32 [B, T]: the token that follows each position; 0 where ``mask`` is false."""
+    mask: np.ndarray
+    """bool [B, T]: positions whose target counts in the loss."""
+    segments: np.ndarray | None = None
+    """int32 [B, T]: number of the document within the row, from 0; attention stays inside a segment. None: one
+    segment a row."""
+    positions: np.ndarray | None = None
+    """int32 [B, T]: position inside the document. None: 0 to T - 1."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens)
+
+    def fingerprint(self) -> str:
+        """16 hex digits of all that the batch holds; equal for equal batches on any machine."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array, dtype in (
+            (self.tokens, "<i4"),
+            (self.targets, "<i4"),
+            (self.mask, "?"),
+            (self.segments, "<i4"),
+            (self.positions, "<i4"),
+        ):
+            digest.update(b"none" if array is None else np.ascontiguousarray(array, dtype).tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,72 @@
+"""Both backends behind one face, for tests that make the same claim of each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shared.batch import Batch
+from shared.config.schema import Config
+
+BACKENDS = ("jax", "torch")
+
+
+@contextlib.contextmanager
+def make(name: str, config: Config) -> Iterator[Any]:
+    """A backend for that config. For float64, JAX runs in its 64-bit mode until the context ends."""
+    if name == "torch":
+        from torchtrain.backend import TorchBackend
+
+        yield TorchBackend(config)
+        return
+    import jax
+
+    from jaxtrain.backend import JaxBackend
+
+    before = jax.config.jax_enable_x64
+    try:
+        yield JaxBackend(config)
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+def logits(backend: Any, batch: Batch) -> np.ndarray:
+    """[B, T, V] at the initial weights."""
+    state = backend.create_state()
+    rows = backend._rows(batch)
+    inputs = rows["tokens"], rows["segments"], rows["positions"]
+    if backend.name == "jax":
+        import jax
+
+        return np.asarray(jax.jit(lambda p, *i: backend.architecture.bind(p)(*i))(state.parameters, *inputs))
+    return state.model(*inputs).detach().numpy()
+
+
+def loss_and_gradients(backend: Any, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
+    """(mean loss, gradient by canonical name) at the initial weights."""
+    state = backend.create_state()
+    rows = backend._rows(batch)
+    if backend.name == "jax":
+        import jax
+
+        from jaxtrain.weights import export_slots
+
+        loss, gradients = jax.jit(backend.gradients)(state.parameters, rows)
+        return float(loss), dict(export_slots(backend.spec, gradients))
+    from torchtrain.weights import export_parameters
+
+    loss = backend.gradients(state.model, rows)
+    gradients = {name: parameter.grad for name, parameter in state.model.named_parameters()}
+    return loss.item(), {k: v.copy() for k, v in export_parameters(backend.spec, gradients)}
+
+
+def steps(backend: Any, batches: list[Batch]) -> tuple[Any, list[Any]]:
+    """(state, metrics of each step) after training on the batches from the initial weights."""
+    state, metrics = backend.create_state(), []
+    for batch in batches:
+        state, pending = backend.train_step(state, batch)
+        metrics.append(pending.read())
+    return state, metrics

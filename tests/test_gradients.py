@@ -1,0 +1,168 @@
+"""Gradients: equal in both backends, to an independent autograd, and under every policy that must not change them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shared.config.schema import Config
+from tests import backends
+from tests.recipes import GPT2, LLAMA, random_batch, recipe
+from tests.test_logits import oracle
+
+MODELS = {"llama": LLAMA, "gpt2": GPT2}
+
+
+def gradients(name: str, config: Config, **batch: Any) -> tuple[float, dict[str, np.ndarray]]:
+    with backends.make(name, config) as backend:
+        return backends.loss_and_gradients(backend, random_batch(config, **batch))
+
+
+def largest_error(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Largest difference in any parameter's gradient, relative to that gradient's own largest element."""
+    assert found.keys() == expected.keys()
+    return max(float(np.max(np.abs(found[k] - expected[k])) / np.max(np.abs(expected[k]))) for k in expected)
+
+
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_both_backends_have_the_same_gradients_in_float64(model: str, segments: bool) -> None:
+    config = recipe(model=MODELS[model], precision="float64")
+    jax_loss, jax_gradients = gradients("jax", config, ragged=True, segments=segments)
+    torch_loss, torch_gradients = gradients("torch", config, ragged=True, segments=segments)
+    assert jax_gradients["model.norm.weight" if model == "llama" else "transformer.ln_f.weight"].dtype == np.float64
+    # float64 has 16 digits; sums over a few hundred terms lose about two of them.
+    assert jax_loss == pytest.approx(torch_loss, rel=1e-14)
+    assert largest_error(jax_gradients, torch_gradients) < 1e-12
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_equal_those_of_transformers(name: str, model: str) -> None:
+    import torch
+
+    config = recipe(model=MODELS[model], precision="float64")
+    batch = random_batch(config, ragged=True)
+    other = oracle(config).double()
+    logits = other(torch.from_numpy(batch.tokens).long()).logits
+    mask = torch.from_numpy(batch.mask)
+    theirs = torch.nn.functional.cross_entropy(logits[mask], torch.from_numpy(batch.targets).long()[mask])
+    theirs.backward()
+    loss, found = gradients(name, config, ragged=True)
+    # transformers computes its rotary angles in float32 whatever the model's dtype: about 1e-7.
+    limit = 1e-6 if model == "llama" else 1e-12
+    assert loss == pytest.approx(theirs.item(), rel=limit)
+    assert largest_error(found, {k: p.grad.numpy() for k, p in other.named_parameters()}) < limit
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+@pytest.mark.parametrize("microbatch", [1, 2, 4])
+def test_the_microbatch_does_not_change_the_gradient(name: str, microbatch: int) -> None:
+    """With ragged masks a mean of microbatch means would be wrong by tens of per cent."""
+    whole_loss, whole = gradients(name, recipe(precision="float64"), ragged=True)
+    config = recipe(precision="float64", accumulation={"microbatch": microbatch})
+    loss, parts = gradients(name, config, ragged=True)
+    assert loss == pytest.approx(whole_loss, rel=1e-13)
+    assert largest_error(parts, whole) < 1e-12
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_microbatch_a_of_A_holds_rows_a_plus_multiples_of_A(name: str) -> None:
+    rows = np.arange(6)[:, None]
+    if name == "jax":
+        from jaxtrain.accumulation import microbatches
+
+        found = [np.asarray(part).ravel().tolist() for part in microbatches(rows, 3)]
+    else:
+        import torch
+
+        from torchtrain.accumulation import microbatches as split
+
+        found = [part["rows"].ravel().tolist() for part in split({"rows": torch.from_numpy(rows)}, 3)]
+    assert found == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_remat_does_not_change_a_bit_of_the_gradient_in_jax(layers: str) -> None:
+    execution = {"jax": {"layers": layers}}
+    _, kept = gradients("jax", recipe(precision="float64", execution=execution))
+    _, recomputed = gradients("jax", recipe(precision="float64", execution=execution, remat="full"))
+    # XLA may fuse the recomputed forward pass differently, which reorders sums.
+    assert largest_error(recomputed, kept) < 1e-13
+
+
+def test_remat_does_not_change_a_bit_of_the_gradient_in_torch() -> None:
+    _, kept = gradients("torch", recipe())
+    _, recomputed = gradients("torch", recipe(remat="full"))
+    assert all(np.array_equal(kept[name], recomputed[name]) for name in kept)
+
+
+def test_remat_keeps_less_in_torch() -> None:
+    """Bytes that autograd holds between the passes: full remat keeps the blocks' inputs only."""
+    import torch
+
+    held = {}
+    for remat in ("none", "full"):
+        config = recipe(remat=remat, model=LLAMA | {"num_hidden_layers": 6})
+        with backends.make("torch", config) as backend:
+            state, rows = backend.create_state(), backend._rows(random_batch(config))
+            total = 0
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                nonlocal total
+                total += tensor.nbytes
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                backend._loss_sum(state.model, rows)
+            held[remat] = total
+    assert held["full"] < 0.35 * held["none"]
+
+
+@pytest.mark.parametrize("layers", ["scan", "unroll"])
+def test_remat_runs_the_blocks_forward_twice_in_jax(layers: str) -> None:
+    import jax
+
+    products = {}
+    for remat in ("none", "full"):
+        config = recipe(remat=remat, execution={"jax": {"layers": layers}})
+        with backends.make("jax", config) as backend:
+            state, rows = backend.create_state(), backend._rows(random_batch(config))
+            products[remat] = matrix_products(jax.make_jaxpr(backend.gradients)(state.parameters, rows).jaxpr)
+    # q k v out gate up down, scores and context; less the last product, whose result the backward pass never reads.
+    recomputed_per_block = 7 + 2 - 1
+    assert products["full"] - products["none"] == 2 * recomputed_per_block
+
+
+def matrix_products(jaxpr: Any) -> int:
+    """How often a traced program multiplies matrices; the body of a loop counts once for each turn."""
+    total = 0
+    for equation in jaxpr.eqns:
+        turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        total += equation.primitive.name == "dot_general"
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += turns * matrix_products(inner)
+    return total
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_no_valid_token_gives_a_zero_gradient(name: str) -> None:
+    config = recipe()
+    batch = random_batch(config)
+    nothing = type(batch)(batch.tokens, np.zeros_like(batch.targets), np.zeros_like(batch.mask))
+    with backends.make(name, config) as backend:
+        loss, found = backends.loss_and_gradients(backend, nothing)
+    assert loss == 0.0
+    assert all(not gradient.any() for gradient in found.values())
+
+
+def test_a_layer_scan_has_the_gradient_of_the_unrolled_layers() -> None:
+    found = [
+        gradients("jax", recipe(precision="float64", execution={"jax": {"layers": layers}}))[1]
+        for layers in ("scan", "unroll")
+    ]
+    assert largest_error(*found) < 1e-12

@@ -1,0 +1,216 @@
+"""The PyTorch backend: one process, one device, state updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.backend import DeviceReport, StepMetrics, Sums
+from shared.batch import Batch
+from shared.config.schema import Config
+from shared.initialization import initial_value
+from shared.models import model_spec
+from shared.policies.accumulation import num_microbatches
+from shared.policies.precision import precision_policy
+from shared.schedule import learning_rates
+from torchtrain import checkpoint, devices, loss_scale, optimizer
+from torchtrain.accumulation import Rows, accumulate, microbatches
+from torchtrain.attention import choose_attention
+from torchtrain.loss import cross_entropy_sum
+from torchtrain.models.transformer import Execution, Transformer
+from torchtrain.precision import dtypes
+from torchtrain.weights import export_parameters, import_parameters
+
+
+@dataclass
+class TrainState:
+    """Everything that an update changes."""
+
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    average: dict[str, torch.Tensor] | None
+    rate: torch.Tensor
+    num_updates: torch.Tensor
+    loss_scale: loss_scale.LossScaleState | None
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.model.parameters())
+
+
+@dataclass(frozen=True)
+class PendingMetrics:
+    """Metrics of a dispatched step."""
+
+    values: dict[str, torch.Tensor]
+
+    def read(self) -> StepMetrics:
+        values = {name: value.item() for name, value in self.values.items()}
+        return StepMetrics(**{"loss_scale": None, **values})
+
+
+@dataclass(frozen=True)
+class PendingSums:
+    """Sums of a dispatched evaluation batch."""
+
+    loss: torch.Tensor
+    tokens: torch.Tensor
+
+    def read(self) -> Sums:
+        return Sums(self.loss.item(), int(self.tokens.item()))
+
+
+class TorchBackend:
+    """See :class:`shared.backend.Backend`."""
+
+    name = "torch"
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.policy = precision_policy(config.precision)
+        self.dtypes = dtypes(self.policy)
+        self.spec = model_spec(config.model)
+        self.device = devices.device()
+        self.asynchronous = self.device.type != "cpu"
+        self.num_microbatches = num_microbatches(config.batch.global_batch, config.accumulation.microbatch)
+        self.execution = Execution(
+            dtypes=self.dtypes,
+            attention=choose_attention(config.execution.attention, self.dtypes.islands),
+            remat=config.remat,
+            compile=config.execution.torch.compile,
+        )
+        self.rates = torch.tensor(
+            learning_rates(config.schedule), dtype=self.dtypes.accumulate, device=self.device
+        )
+
+    def describe(self) -> DeviceReport:
+        return devices.describe()
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    def create_state(self) -> TrainState:
+        state = self._empty_state()
+        import_parameters(
+            self.spec,
+            lambda parameter: initial_value(parameter, self.config.seed),
+            dict(state.model.named_parameters()),
+        )
+        for name, tensor in (state.average or {}).items():
+            tensor.copy_(state.model.get_parameter(name).detach())
+        return state
+
+    def _empty_state(self) -> TrainState:
+        with self.device:
+            model = Transformer(self.spec, self.execution, self.config.batch.sequence_length)
+        rate = torch.zeros((), dtype=self.dtypes.accumulate, device=self.device)
+        average = None
+        if self.config.optimizer.ema_decay is not None:
+            average = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
+        return TrainState(
+            model=model,
+            optimizer=optimizer.optimizer(self.config.optimizer, self.spec, model, rate),
+            average=average,
+            rate=rate,
+            num_updates=torch.zeros((), dtype=torch.int64, device=self.device),
+            loss_scale=loss_scale.initial(self.policy.loss_scale, self.device),
+        )
+
+    def save(self, state: TrainState, directory: Path) -> None:
+        checkpoint.save(_tensors(state), directory)
+
+    def restore(self, directory: Path) -> TrainState:
+        state = self._empty_state()
+        optimizer.allocate(state.optimizer)
+        checkpoint.restore(_tensors(state), directory)
+        return state
+
+    def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:
+        return export_parameters(self.spec, dict(state.model.named_parameters()))
+
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
+        rows = self._rows(batch)
+        scale = None if state.loss_scale is None else state.loss_scale.scale
+        loss = self.gradients(state.model, rows, scale)
+        gradients = [p.grad for p in state.parameters() if p.grad is not None]
+        if scale is not None:
+            loss = loss / scale
+            torch._foreach_div_(gradients, scale)
+        norm = optimizer.global_norm(gradients)
+        finite = norm.isfinite()
+        state.rate.copy_(self.rates[state.num_updates.clamp(max=len(self.rates) - 1)])
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": state.rate.clone(),
+            "tokens": rows["mask"].sum(),
+            "num_updates": state.num_updates + finite,
+            "skipped": ~finite,
+        }
+
+        optimizer.clip(gradients, norm, self.config.optimizer.clip_norm)
+        optimizer.step(state.optimizer, finite)
+        state.optimizer.zero_grad()
+        state.num_updates += finite
+        if state.average is not None:
+            optimizer.update_average(
+                state.average.values(), state.parameters(), self.config.optimizer.ema_decay, finite
+            )
+        loss_scale.update(state.loss_scale, finite, self.policy.loss_scale)
+        return state, PendingMetrics(metrics if scale is None else {**metrics, "loss_scale": scale})
+
+    @torch.no_grad()
+    def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
+        rows = self._rows(batch)
+        own = dict(state.model.named_parameters()) if state.average is None else state.average
+        losses = [
+            self._loss_sum(lambda *inputs: torch.func.functional_call(state.model, own, inputs), microbatch)
+            for microbatch in microbatches(rows, self.num_microbatches)
+        ]
+        return PendingSums(torch.stack(losses).sum(), rows["mask"].sum())
+
+    def _rows(self, batch: Batch) -> dict[str, Any]:
+        rows: dict[str, Any] = {}
+        for name in ("tokens", "targets", "mask", "segments", "positions"):
+            array = getattr(batch, name)
+            if array is None:
+                rows[name] = None
+                continue
+            tensor = torch.from_numpy(array if array.dtype == np.bool_ else array.astype(np.int64))
+            if self.device.type == "cuda":
+                tensor = tensor.pin_memory().to(self.device, non_blocking=True)
+            rows[name] = tensor
+        return rows
+
+    def _loss_sum(self, model: Any, rows: Rows) -> torch.Tensor:
+        logits_BTV = model(rows["tokens"], rows["segments"], rows["positions"])
+        return cross_entropy_sum(logits_BTV, rows["targets"], rows["mask"], self.dtypes.islands)
+
+    def gradients(self, model: Transformer, rows: dict[str, Any], scale: torch.Tensor | None = None) -> torch.Tensor:
+        """Mean loss over the global batch's valid tokens; its gradients are left in ``.grad``; both multiplied by
+        ``scale``."""
+        weight = 1.0 / rows["mask"].sum().clamp(min=1).to(self.dtypes.accumulate)
+        if scale is not None:
+            weight = weight * scale.to(weight.dtype)
+        return accumulate(lambda rows: self._loss_sum(model, rows) * weight, rows, self.num_microbatches)
+
+
+def _tensors(state: TrainState) -> dict[str, Any]:
+    """All tensors of the state under flat names; filling them in place restores it."""
+    tensors: dict[str, Any] = {"num_updates": state.num_updates}
+    for name, parameter in state.model.named_parameters():
+        tensors[f"parameters.{name}"] = parameter.detach()
+        for kind, moment in state.optimizer.state[parameter].items():
+            if isinstance(moment, torch.Tensor):
+                tensors[f"optimizer.{kind}.{name}"] = moment
+        if state.average is not None:
+            tensors[f"average.{name}"] = state.average[name]
+    if state.loss_scale is not None:
+        tensors["loss_scale.scale"] = state.loss_scale.scale
+        tensors["loss_scale.good_updates"] = state.loss_scale.good_updates
+    return tensors

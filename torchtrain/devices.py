@@ -1,0 +1,39 @@
+"""Which accelerator PyTorch sees, and what it is called in a config's ``targets``."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+
+from shared.backend import DeviceReport
+
+
+def device() -> torch.device:
+    """The device this process trains on: its GPU if there is one, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def detect_target() -> str:
+    """The name in ``targets`` of what this process runs on: ``cpu``, ``a100-80``, ``h100-80``."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    return target_name(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
+
+
+def target_name(kind: str, memory_bytes: int) -> str:
+    """The name for a GPU that calls itself ``kind``."""
+    words = re.findall(r"[a-z]+\d+[a-z]*", kind.lower())
+    return f"{words[0] if words else 'gpu'}-{round(memory_bytes / 1e9 / 8) * 8}"
+
+
+def describe() -> DeviceReport:
+    """The device and the versions of what drives it."""
+    versions = {"torch": torch.__version__, "numpy": np.__version__}
+    if not torch.cuda.is_available():
+        return DeviceReport("cpu", "cpu", 1, None, versions)
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    properties = torch.cuda.get_device_properties(device())
+    return DeviceReport(properties.name, detect_target(), 1, properties.total_memory, versions)

@@ -1,0 +1,1 @@
+"""Architectures in PyTorch."""

@@ -1,0 +1,201 @@
+"""The decoder-only transformer in PyTorch, for every family that :class:`shared.models.spec.ModelSpec` describes.
+
+Modules carry the names of the slots; a kernel is a ``weight`` and turned to PyTorch's [out, in].
+
+Shapes: B rows, T positions, C hidden size, H heads, K key/value heads, D head size, F intermediate size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shared.config.schema import Remat
+from shared.models.rope import rope_table
+from shared.models.spec import ModelSpec
+from torchtrain.attention import Attention, visibility
+from torchtrain.precision import Dtypes
+from torchtrain.remat import rematerialized
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the transformer runs: none of it changes what it computes."""
+
+    dtypes: Dtypes
+    attention: Attention
+    remat: Remat
+    compile: bool
+
+
+class Norm(nn.Module):
+    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016), two passes, in the islands' dtype."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        super().__init__()
+        self.eps, self.run, self.centred = spec.norm_eps, run, spec.norm == "layernorm"
+        self.scale = nn.Parameter(torch.ones(spec.hidden_size, dtype=run.dtypes.parameters))
+        if self.centred:
+            self.bias = nn.Parameter(torch.zeros(spec.hidden_size, dtype=run.dtypes.parameters))
+
+    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        dtype, shape = self.run.dtypes.islands, x_BTC.shape[-1:]
+        x_BTC, scale = x_BTC.to(dtype), self.scale.to(dtype)
+        if self.centred:
+            y_BTC = F.layer_norm(x_BTC, shape, scale, self.bias.to(dtype), self.eps)
+        else:
+            y_BTC = F.rms_norm(x_BTC, shape, scale, self.eps)
+        return y_BTC.to(self.run.dtypes.compute)
+
+
+class Linear(nn.Module):
+    """weight x + bias, in the compute dtype."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, run: Execution):
+        super().__init__()
+        self.run = run
+        self.weight = nn.Parameter(torch.zeros(outputs, inputs, dtype=run.dtypes.parameters))
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=run.dtypes.parameters)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = self.run.dtypes.compute
+        return F.linear(x, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+
+class SelfAttention(nn.Module):
+    """Causal self-attention with grouped queries and, where the family has them, rotary positions."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        super().__init__()
+        self.spec, self.run = spec, run
+        query_size, key_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.q = Linear(spec.hidden_size, query_size, spec.biases, run)
+        self.k = Linear(spec.hidden_size, key_size, spec.biases, run)
+        self.v = Linear(spec.hidden_size, key_size, spec.biases, run)
+        self.out = Linear(query_size, spec.hidden_size, spec.biases, run)
+
+    def forward(
+        self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None
+    ) -> torch.Tensor:
+        B, T, _ = x_BTC.shape
+        q_BTHD, k_BTKD, v_BTKD = (
+            project(x_BTC).view(B, T, -1, self.spec.head_dim) for project in (self.q, self.k, self.v)
+        )
+        if rotation is not None:
+            q_BTHD, k_BTKD = rotate(q_BTHD, rotation), rotate(k_BTKD, rotation)
+        context_BTHD = self.run.attention(q_BTHD, k_BTKD, v_BTKD, visible_BTT)
+        return self.out(context_BTHD.reshape(B, T, -1))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020) or GELU by name (Hendrycks & Gimpel 2016)."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        super().__init__()
+        self.gate = None
+        if spec.activation == "silu_gated":
+            self.gate = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run)
+        self.up = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run)
+        self.down = Linear(spec.intermediate_size, spec.hidden_size, spec.biases, run)
+        self.gelu = "tanh" if spec.activation == "gelu_tanh" else "none"
+
+    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        up_BTF = self.up(x_BTC)
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x_BTC)) * up_BTF)
+        return self.down(F.gelu(up_BTF, approximate=self.gelu))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        super().__init__()
+        self.attention_norm = Norm(spec, run)
+        self.attention = SelfAttention(spec, run)
+        self.mlp_norm = Norm(spec, run)
+        self.mlp = FeedForward(spec, run)
+
+    def forward(
+        self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None
+    ) -> torch.Tensor:
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, visible_BTT)
+        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+
+
+class Embedding(nn.Module):
+    """Token table and, where the family has them, learned positions."""
+
+    def __init__(self, spec: ModelSpec, run: Execution):
+        super().__init__()
+        self.run = run
+        self.tokens = nn.Parameter(torch.zeros(spec.vocab_size, spec.hidden_size, dtype=run.dtypes.parameters))
+        self.positions = None
+        if spec.max_positions is not None:
+            table = torch.zeros(spec.max_positions, spec.hidden_size, dtype=run.dtypes.parameters)
+            self.positions = nn.Parameter(table)
+
+    def forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor | None) -> torch.Tensor:
+        x_BTC = F.embedding(tokens_BT, self.tokens)
+        if self.positions is not None:
+            T = tokens_BT.shape[1]
+            x_BTC = x_BTC + (self.positions[:T] if positions_BT is None else F.embedding(positions_BT, self.positions))
+        return x_BTC.to(self.run.dtypes.compute)
+
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+"""(cosines, sines), [B or 1, T, D / 2] each; see :mod:`shared.models.rope`."""
+
+
+def rotate(x_BTHD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Turn each head's pairs of elements by their position's angles."""
+    cos, sin = (table[:, :, None] for table in rotation)
+    first, second = x_BTHD.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x_BTHD.dtype)
+
+
+class Transformer(nn.Module):
+    """Tokens to logits."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, spec: ModelSpec, run: Execution, sequence_length: int):
+        super().__init__()
+        self.spec, self.run = spec, run
+        self.embedding = Embedding(spec, run)
+        self.layers = nn.ModuleList(Block(spec, run) for _ in range(spec.num_layers))
+        self.final_norm = Norm(spec, run)
+        self.head = None if spec.tied else Linear(spec.hidden_size, spec.vocab_size, False, run)
+        if spec.rope_theta is not None:
+            for name, table in zip(
+                ("cos", "sin"), rope_table(sequence_length, spec.head_dim, spec.rope_theta), strict=True
+            ):
+                self.register_buffer(name, torch.tensor(table, dtype=run.dtypes.islands), persistent=False)
+        blocks = (torch.compile(block) if run.compile else block for block in self.layers)
+        self._apply_blocks = [rematerialized(block, run.remat) for block in blocks]
+
+    def forward(
+        self,
+        tokens_BT: torch.Tensor,
+        segments_BT: torch.Tensor | None = None,
+        positions_BT: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, T, V] in the compute dtype."""
+        x_BTC = self.embedding(tokens_BT, positions_BT)
+        rotation = self._rotation(tokens_BT.shape[1], positions_BT)
+        visible_BTT = visibility(segments_BT)
+        for block in self._apply_blocks:
+            x_BTC = block(x_BTC, rotation, visible_BTT)
+        x_BTC = self.final_norm(x_BTC)
+        return F.linear(x_BTC, self.embedding.tokens.to(x_BTC.dtype)) if self.head is None else self.head(x_BTC)
+
+    def _rotation(self, length: int, positions_BT: torch.Tensor | None) -> Rotation | None:
+        if self.spec.rope_theta is None:
+            return None
+        if positions_BT is None:
+            return self.cos[None, :length], self.sin[None, :length]
+        return self.cos[positions_BT], self.sin[positions_BT]

@@ -1,0 +1,34 @@
+"""The precision policy in PyTorch: explicit casts rather than autocast.
+
+Autocast decides op by op, and differently on a CPU and on a GPU (on a CPU it leaves softmax in low precision). Here
+the model casts operands to the compute dtype and raises the islands itself, so the same roles hold on every device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shared.policies.precision import PrecisionPolicy
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The policy's roles as torch dtypes; see :class:`shared.policies.precision.PrecisionPolicy`."""
+
+    parameters: torch.dtype
+    compute: torch.dtype
+    islands: torch.dtype
+    accumulate: torch.dtype
+
+
+def dtypes(policy: PrecisionPolicy) -> Dtypes:
+    """Look the dtypes up, and forbid the silent shortcuts: TF32, and reduced-precision sums in half products."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    return Dtypes(
+        *(getattr(torch, name) for name in (policy.parameters, policy.compute, policy.islands, policy.accumulate))
+    )

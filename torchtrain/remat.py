@@ -1,0 +1,19 @@
+"""The remat policy in PyTorch: non-reentrant activation checkpointing around a block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint
+
+from shared.config.schema import Remat
+from shared.policies.remat import RECOMPUTES_BLOCK
+
+
+def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """``block`` as the policy runs it."""
+    if not RECOMPUTES_BLOCK[remat]:
+        return block
+    return functools.partial(checkpoint, block, use_reentrant=False)
