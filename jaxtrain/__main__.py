@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,10 +36,8 @@ class Jax:
 
         prefer_existing_platform()
         try:
-            import flax
-            import jax
-            import optax
-            import orbax.checkpoint  # noqa: F401
+            for package in ("jax", "flax", "optax", "orbax.checkpoint"):
+                importlib.import_module(package)
         except ImportError as error:
             raise UserError(f"python -m jaxtrain needs {error.name}: pip install 'jaxtrain[jax]'") from None
 

@@ -20,7 +20,11 @@ def microbatches(batch: Tree, count: int) -> Tree:
 
 
 def accumulate(
-    value_and_grad: Callable[[Tree, Tree], tuple[jax.Array, Tree]], parameters: Tree, batch: Tree, count: int, dtype: Any
+    value_and_grad: Callable[[Tree, Tree], tuple[jax.Array, Tree]],
+    parameters: Tree,
+    batch: Tree,
+    count: int,
+    dtype: Any,
 ) -> tuple[jax.Array, Tree]:
     """Sums of the values and gradients over the batch's microbatches, in ``dtype``.
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtrain import checkpoint, devices, loss_scale, optimizer
 from jaxtrain.accumulation import accumulate, microbatches
 from jaxtrain.attention import choose_attention
+from jaxtrain.batch import DeviceBatch, to_device
 from jaxtrain.loss import cross_entropy_sum
 from jaxtrain.models.transformer import Architecture, Execution
 from jaxtrain.parallel import Placement
@@ -28,8 +29,6 @@ from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches
 from shared.policies.precision import precision_policy
 from shared.schedule import learning_rates
-
-Rows = dict[str, jax.Array | None]
 
 
 @functools.partial(
@@ -157,44 +156,42 @@ class JaxBackend:
     # -------------------------------------------------------------------------------------------------------- step
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
-        state, metrics = self._step(state, self._rows(batch), self.rates)
+        state, metrics = self._step(state, self.place(batch), self.rates)
         return state, PendingMetrics(metrics)
 
     def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
         parameters = state.parameters if state.average is None else state.average
-        return PendingSums(*self._evaluate(parameters, self._rows(batch)))
+        return PendingSums(*self._evaluate(parameters, self.place(batch)))
 
-    def _rows(self, batch: Batch) -> Rows:
-        arrays = {name: getattr(batch, name) for name in ("tokens", "targets", "mask", "segments", "positions")}
-        return jax.device_put(arrays, self.placement.rows)
+    def place(self, batch: Batch) -> DeviceBatch:
+        """The batch on this run's devices, its rows spread as the mesh says."""
+        return to_device(batch, self.placement.rows)
 
-    def loss_sum(self, parameters: dict[str, jax.Array], rows: Rows) -> jax.Array:
+    def loss_sum(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> jax.Array:
         """Sum of the cross entropy over the rows' valid tokens, in the islands' dtype."""
         with matmul_precision(self.policy):
             model = self.architecture.bind(parameters)
-            logits_BTV = model(rows["tokens"], rows["segments"], rows["positions"])
-            return cross_entropy_sum(logits_BTV, rows["targets"], rows["mask"], self.dtypes.islands)
+            logits_BTV = model(batch.tokens, batch.segments, batch.positions)
+            return cross_entropy_sum(logits_BTV, batch.targets, batch.mask, self.dtypes.islands)
 
     def gradients(
-        self, parameters: dict[str, jax.Array], rows: Rows, scale: jax.Array | None = None
+        self, parameters: dict[str, jax.Array], batch: DeviceBatch, scale: jax.Array | None = None
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``."""
-        weight = 1.0 / jnp.maximum(jnp.sum(rows["mask"]), 1).astype(self.dtypes.accumulate)
+        weight = 1.0 / jnp.maximum(jnp.sum(batch.mask), 1).astype(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.astype(weight.dtype)
 
-        def share(parameters: dict[str, jax.Array], microbatch: Rows) -> jax.Array:
+        def share(parameters: dict[str, jax.Array], microbatch: DeviceBatch) -> jax.Array:
             return self.loss_sum(parameters, microbatch) * weight
 
-        return accumulate(
-            jax.value_and_grad(share), parameters, rows, self.num_microbatches, self.dtypes.accumulate
-        )
+        return accumulate(jax.value_and_grad(share), parameters, batch, self.num_microbatches, self.dtypes.accumulate)
 
     def _update(
-        self, state: TrainState, rows: Rows, rates: jax.Array
+        self, state: TrainState, batch: DeviceBatch, rates: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        loss, gradients = self.gradients(state.parameters, rows, scale)
+        loss, gradients = self.gradients(state.parameters, batch, scale)
         if scale is not None:
             loss, gradients = jax.tree.map(lambda x: x / scale, (loss, gradients))
         norm = optimizer.global_norm(gradients)
@@ -217,17 +214,17 @@ class JaxBackend:
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": rate,
-            "tokens": jnp.sum(rows["mask"]),
+            "tokens": jnp.sum(batch.mask),
             "num_updates": after.num_updates,
             "skipped": ~finite,
         }
         return after, metrics if scale is None else {**metrics, "loss_scale": scale}
 
-    def _loss_sums(self, parameters: dict[str, jax.Array], rows: Rows) -> tuple[jax.Array, jax.Array]:
+    def _loss_sums(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
         losses = jax.lax.map(
-            lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(rows, self.num_microbatches)
+            lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(batch, self.num_microbatches)
         )
-        return jnp.sum(losses), jnp.sum(rows["mask"])
+        return jnp.sum(losses), jnp.sum(batch.mask)
 
 
 def _with_loss_scale(state: TrainState, scale: loss_scale.LossScaleState | None) -> TrainState:

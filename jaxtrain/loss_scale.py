@@ -19,7 +19,7 @@ class LossScaleState(NamedTuple):
 
 def initial(rule: LossScale | None) -> LossScaleState | None:
     """The state before the first step; None without loss scaling."""
-    return rule and LossScaleState(jnp.float32(rule.initial), jnp.int32(0))
+    return None if rule is None else LossScaleState(jnp.float32(rule.initial), jnp.int32(0))
 
 
 def updated(state: LossScaleState | None, finite: jax.Array, rule: LossScale | None) -> LossScaleState | None:

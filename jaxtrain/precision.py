@@ -30,9 +30,7 @@ def dtypes(policy: PrecisionPolicy) -> Dtypes:
     """Look the dtypes up, and switch JAX to 64 bits where the policy needs them: it demotes float64 silently."""
     if policy.parameters == "float64":
         jax.config.update("jax_enable_x64", True)
-    return Dtypes(
-        *(jnp.dtype(name) for name in (policy.parameters, policy.compute, policy.islands, policy.accumulate))
-    )
+    return Dtypes(*(jnp.dtype(name) for name in (policy.parameters, policy.compute, policy.islands, policy.accumulate)))
 
 
 def matmul_precision(policy: PrecisionPolicy) -> Any:

@@ -17,8 +17,7 @@ Slots = dict[str, jax.Array]
 def slot_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Shape of each slot as JAX holds it: [layers, ...] for those of the blocks."""
     return {
-        slot: (spec.num_layers, *shape) if slot.startswith("layers.") else shape
-        for slot, shape in spec.slots().items()
+        slot: (spec.num_layers, *shape) if slot.startswith("layers.") else shape for slot, shape in spec.slots().items()
     }
 
 

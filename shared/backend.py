@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from shared.batch import Batch
+from shared.config.schema import Config
 
 T = TypeVar("T", covariant=True)
 
@@ -94,3 +95,16 @@ class Backend(Protocol):
 
     def export_arrays(self, state: State) -> Iterator[tuple[str, np.ndarray]]:
         """(canonical name, array) of every parameter, one at a time, in host memory."""
+
+
+class Framework(Protocol):
+    """A backend's package before anything heavy is imported: ``--help`` and wrong configs answer without it."""
+
+    name: str
+    """``jax`` or ``torch``."""
+
+    def detect_target(self) -> str:
+        """The name in ``targets`` of the accelerator here."""
+
+    def backend(self, config: Config) -> Backend:
+        """The backend, set up for that run."""

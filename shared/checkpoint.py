@@ -51,7 +51,9 @@ class Checkpoints:
             manifest = json.loads(path.read_text())
             found = manifest["format"]
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path}: not a checkpoint's manifest ({error}); move {path.parent} away to go on") from None
+            raise UserError(
+                f"{path}: not a checkpoint's manifest ({error}); move {path.parent} away to go on"
+            ) from None
         if found != FORMAT:
             raise UserError(f"{path}: written in format {found} by another version; this one reads format {FORMAT}")
         return Checkpoint(path.parent, manifest)

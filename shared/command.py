@@ -7,40 +7,20 @@ is wrong, with one line on standard error that says what.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING
 
-from shared.errors import UserError
+from shared.arguments import Parser, exit_status
 
 if TYPE_CHECKING:
-    from shared.backend import Backend
-    from shared.config.schema import Config
-
-
-class Framework(Protocol):
-    """A backend's package, not yet imported: ``--help`` and wrong configs answer without it."""
-
-    name: str
-    """``jax`` or ``torch``."""
-
-    def detect_target(self) -> str:
-        """The name in ``targets`` of the accelerator here."""
-
-    def backend(self, config: Config) -> Backend:
-        """The backend, set up for that run."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
+    from shared.backend import Framework
 
 
 def parse(argv: Sequence[str], framework: Framework) -> argparse.Namespace:
     """The command line. Raises UserError when it cannot be read."""
     package = f"{framework.name}train"
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m {package}",
         description=f"Train a recipe with {framework.name}. Running the same command again goes on where it stopped.",
         allow_abbrev=False,
@@ -55,18 +35,17 @@ def parse(argv: Sequence[str], framework: Framework) -> argparse.Namespace:
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings that replace the config's, such as batch.global_batch=8"
+        "overrides",
+        nargs="*",
+        metavar="key.path=value",
+        help="settings that replace the config's, such as batch.global_batch=8",
     )
     return parser.parse_intermixed_args(argv)
 
 
 def main(argv: Sequence[str], framework: Framework) -> int:
     """Run the command; returns the exit status."""
-    try:
-        return _train(parse(argv, framework), list(argv), framework)
-    except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _train(parse(argv, framework), list(argv), framework))
 
 
 def _train(arguments: argparse.Namespace, argv: list[str], framework: Framework) -> int:

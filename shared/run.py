@@ -6,8 +6,9 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shared.backend import Framework
 from shared.checkpoint import Checkpoints
 from shared.config.load import Resolved
 from shared.config.recipe import recipe_hash, recipe_of
@@ -21,9 +22,6 @@ from shared.run_directory import RunDirectory
 from shared.schedule import learning_rates, table_fingerprint
 from shared.step_log import Diverged
 from shared.trainer import Outcome, Trainer
-
-if TYPE_CHECKING:
-    from shared.command import Framework
 
 
 def train_run(

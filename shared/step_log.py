@@ -61,20 +61,21 @@ class StepLog:
         self._tokens += int(batch.mask.sum())
         if logged:
             self._pending.append(_Dispatched(step, batch.fingerprint(), self._tokens, metrics))
-            first = self.startup_seconds is None
-            self._read(leave=0 if first else self._lag)
+        compiled = self.startup_seconds is not None
+        self._read(through=step - self._lag if compiled else step)
 
     def flush(self) -> None:
         """Read all that is pending; the next window starts with :meth:`resume`."""
-        self._read(leave=0)
+        if self._pending:
+            self._read(through=self._pending[-1].step)
         self._window = None
 
     def resume(self) -> None:
         """Start a window: the device has nothing to do and the next step is about to be dispatched."""
         self._window = (time.perf_counter(), self._tokens)
 
-    def _read(self, leave: int) -> None:
-        while len(self._pending) > leave:
+    def _read(self, through: int) -> None:
+        while self._pending and self._pending[0].step <= through:
             dispatched = self._pending.pop(0)
             metrics = dispatched.metrics.read()
             now = time.perf_counter()

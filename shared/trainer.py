@@ -79,7 +79,9 @@ class Trainer:
             for index, batch in loader:
                 step = index + 1
                 state, metrics = self.backend.train_step(state, batch)
-                log.dispatched(step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0)
+                log.dispatched(
+                    step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0
+                )
 
                 stopping = step == last or self.interrupt.requested is not None
                 evaluating = step == total or _due(step, config.evaluation.every)

@@ -29,9 +29,7 @@ def join(parameter: Parameter, read: Callable[[Piece], np.ndarray]) -> np.ndarra
     return parts[0] if len(parts) == 1 else np.concatenate(parts, parameter.output_axis)
 
 
-def canonical_arrays(
-    spec: ModelSpec, read: Callable[[Piece], np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
+def canonical_arrays(spec: ModelSpec, read: Callable[[Piece], np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """(canonical name, array) of every parameter, one at a time."""
     for parameter in spec.parameters:
         yield parameter.name, join(parameter, read)

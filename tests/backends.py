@@ -36,8 +36,8 @@ def make(name: str, config: Config) -> Iterator[Any]:
 def logits(backend: Any, batch: Batch) -> np.ndarray:
     """[B, T, V] at the initial weights."""
     state = backend.create_state()
-    rows = backend._rows(batch)
-    inputs = rows["tokens"], rows["segments"], rows["positions"]
+    rows = backend.place(batch)
+    inputs = rows.tokens, rows.segments, rows.positions
     if backend.name == "jax":
         import jax
 
@@ -48,7 +48,7 @@ def logits(backend: Any, batch: Batch) -> np.ndarray:
 def loss_and_gradients(backend: Any, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
     """(mean loss, gradient by canonical name) at the initial weights."""
     state = backend.create_state()
-    rows = backend._rows(batch)
+    rows = backend.place(batch)
     if backend.name == "jax":
         import jax
 

@@ -70,18 +70,20 @@ def test_the_microbatch_does_not_change_the_gradient(name: str, microbatch: int)
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
 def test_microbatch_a_of_A_holds_rows_a_plus_multiples_of_A(name: str) -> None:
-    rows = np.arange(6)[:, None]
+    config = recipe(batch={"global_batch": 6, "sequence_length": 4})
+    batch = random_batch(config)
+    with backends.make(name, config) as backend:
+        placed = backend.place(batch)
     if name == "jax":
         from jaxtrain.accumulation import microbatches
 
-        found = [np.asarray(part).ravel().tolist() for part in microbatches(rows, 3)]
+        found = list(np.asarray(microbatches(placed, 3).tokens))
     else:
-        import torch
-
         from torchtrain.accumulation import microbatches as split
 
-        found = [part["rows"].ravel().tolist() for part in split({"rows": torch.from_numpy(rows)}, 3)]
-    assert found == [[0, 3], [1, 4], [2, 5]]
+        found = [part.tokens.numpy() for part in split(placed, 3)]
+    for index, part in enumerate(found):
+        assert np.array_equal(part, batch.tokens[index::3])
 
 
 @pytest.mark.parametrize("layers", ["scan", "unroll"])
@@ -107,7 +109,7 @@ def test_remat_keeps_less_in_torch() -> None:
     for remat in ("none", "full"):
         config = recipe(remat=remat, model=LLAMA | {"num_hidden_layers": 6})
         with backends.make("torch", config) as backend:
-            state, rows = backend.create_state(), backend._rows(random_batch(config))
+            state, rows = backend.create_state(), backend.place(random_batch(config))
             total = 0
 
             def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +131,7 @@ def test_remat_runs_the_blocks_forward_twice_in_jax(layers: str) -> None:
     for remat in ("none", "full"):
         config = recipe(remat=remat, execution={"jax": {"layers": layers}})
         with backends.make("jax", config) as backend:
-            state, rows = backend.create_state(), backend._rows(random_batch(config))
+            state, rows = backend.create_state(), backend.place(random_batch(config))
             products[remat] = matrix_products(jax.make_jaxpr(backend.gradients)(state.parameters, rows).jaxpr)
     # q k v out gate up down, scores and context; less the last product, whose result the backward pass never reads.
     recomputed_per_block = 7 + 2 - 1

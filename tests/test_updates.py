@@ -30,7 +30,7 @@ def gradient_at(config: Config, parameters: dict[str, np.ndarray], batch: Batch)
     with backends.make("torch", config) as backend:
         state = backend.create_state()
         import_parameters(backend.spec, lambda p: parameters[p.name], dict(state.model.named_parameters()))
-        backend.gradients(state.model, backend._rows(batch))
+        backend.gradients(state.model, backend.place(batch))
         found = {name: p.grad for name, p in state.model.named_parameters()}
         return {k: v.copy() for k, v in export_parameters(backend.spec, found)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ class Torch:
 
     def _import(self) -> None:
         try:
-            import torch  # noqa: F401
+            importlib.import_module("torch")
         except ImportError as error:
             raise UserError(f"python -m torchtrain needs {error.name}: pip install 'jaxtrain[torch]'") from None
 

@@ -6,23 +6,29 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-Rows = dict[str, torch.Tensor | None]
+from torchtrain.batch import DeviceBatch
 
 
-def microbatches(rows: Rows, count: int) -> Iterator[Rows]:
-    """Microbatch a holds rows a::count."""
+def microbatches(batch: DeviceBatch, count: int) -> Iterator[DeviceBatch]:
+    """Microbatch a of ``count`` holds rows a::count."""
     for index in range(count):
-        yield {name: None if array is None else array[index::count] for name, array in rows.items()}
+        yield DeviceBatch(
+            tokens=batch.tokens[index::count],
+            targets=batch.targets[index::count],
+            mask=batch.mask[index::count],
+            segments=None if batch.segments is None else batch.segments[index::count],
+            positions=None if batch.positions is None else batch.positions[index::count],
+        )
 
 
-def accumulate(share: Callable[[Rows], torch.Tensor], rows: Rows, count: int) -> torch.Tensor:
+def accumulate(share: Callable[[DeviceBatch], torch.Tensor], batch: DeviceBatch, count: int) -> torch.Tensor:
     """Backpropagate every microbatch into ``.grad``; returns the sum of the shares.
 
     ``share`` must be additive over rows: already divided by a count that does not depend on the microbatch. ``.grad``
     has its parameter's dtype, which is the accumulators' in every precision policy.
     """
     total: torch.Tensor | None = None
-    for microbatch in microbatches(rows, count):
+    for microbatch in microbatches(batch, count):
         part = share(microbatch)
         part.backward()
         total = part.detach() if total is None else total + part.detach()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from shared.policies.accumulation import num_microbatches
 from shared.policies.precision import precision_policy
 from shared.schedule import learning_rates
 from torchtrain import checkpoint, devices, loss_scale, optimizer
-from torchtrain.accumulation import Rows, accumulate, microbatches
+from torchtrain.accumulation import accumulate, microbatches
 from torchtrain.attention import choose_attention
+from torchtrain.batch import DeviceBatch, to_device
 from torchtrain.loss import cross_entropy_sum
 from torchtrain.models.transformer import Execution, Transformer
 from torchtrain.precision import dtypes
@@ -49,7 +50,7 @@ class PendingMetrics:
     values: dict[str, torch.Tensor]
 
     def read(self) -> StepMetrics:
-        values = {name: value.item() for name, value in self.values.items()}
+        values: dict[str, Any] = {name: value.item() for name, value in self.values.items()}
         return StepMetrics(**{"loss_scale": None, **values})
 
 
@@ -83,9 +84,7 @@ class TorchBackend:
             remat=config.remat,
             compile=config.execution.torch.compile,
         )
-        self.rates = torch.tensor(
-            learning_rates(config.schedule), dtype=self.dtypes.accumulate, device=self.device
-        )
+        self.rates = torch.tensor(learning_rates(config.schedule), dtype=self.dtypes.accumulate, device=self.device)
 
     def describe(self) -> DeviceReport:
         return devices.describe()
@@ -134,7 +133,7 @@ class TorchBackend:
     # -------------------------------------------------------------------------------------------------------- step
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
-        rows = self._rows(batch)
+        rows = self.place(batch)
         scale = None if state.loss_scale is None else state.loss_scale.scale
         loss = self.gradients(state.model, rows, scale)
         gradients = [p.grad for p in state.parameters() if p.grad is not None]
@@ -148,7 +147,7 @@ class TorchBackend:
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": state.rate.clone(),
-            "tokens": rows["mask"].sum(),
+            "tokens": rows.mask.sum(),
             "num_updates": state.num_updates + finite,
             "skipped": ~finite,
         }
@@ -157,47 +156,37 @@ class TorchBackend:
         optimizer.step(state.optimizer, finite)
         state.optimizer.zero_grad()
         state.num_updates += finite
-        if state.average is not None:
-            optimizer.update_average(
-                state.average.values(), state.parameters(), self.config.optimizer.ema_decay, finite
-            )
+        decay = self.config.optimizer.ema_decay
+        if state.average is not None and decay is not None:
+            optimizer.update_average(state.average.values(), state.parameters(), decay, finite)
         loss_scale.update(state.loss_scale, finite, self.policy.loss_scale)
         return state, PendingMetrics(metrics if scale is None else {**metrics, "loss_scale": scale})
 
     @torch.no_grad()
     def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
-        rows = self._rows(batch)
-        own = dict(state.model.named_parameters()) if state.average is None else state.average
+        rows = self.place(batch)
+        own: Mapping[str, torch.Tensor] = state.average or dict(state.model.named_parameters())
         losses = [
-            self._loss_sum(lambda *inputs: torch.func.functional_call(state.model, own, inputs), microbatch)
+            self._loss_sum(lambda *inputs: torch.func.functional_call(state.model, dict(own), inputs), microbatch)
             for microbatch in microbatches(rows, self.num_microbatches)
         ]
-        return PendingSums(torch.stack(losses).sum(), rows["mask"].sum())
+        return PendingSums(torch.stack(losses).sum(), rows.mask.sum())
 
-    def _rows(self, batch: Batch) -> dict[str, Any]:
-        rows: dict[str, Any] = {}
-        for name in ("tokens", "targets", "mask", "segments", "positions"):
-            array = getattr(batch, name)
-            if array is None:
-                rows[name] = None
-                continue
-            tensor = torch.from_numpy(array if array.dtype == np.bool_ else array.astype(np.int64))
-            if self.device.type == "cuda":
-                tensor = tensor.pin_memory().to(self.device, non_blocking=True)
-            rows[name] = tensor
-        return rows
+    def place(self, batch: Batch) -> DeviceBatch:
+        """The batch on this run's device."""
+        return to_device(batch, self.device)
 
-    def _loss_sum(self, model: Any, rows: Rows) -> torch.Tensor:
-        logits_BTV = model(rows["tokens"], rows["segments"], rows["positions"])
-        return cross_entropy_sum(logits_BTV, rows["targets"], rows["mask"], self.dtypes.islands)
+    def _loss_sum(self, model: Any, batch: DeviceBatch) -> torch.Tensor:
+        logits_BTV = model(batch.tokens, batch.segments, batch.positions)
+        return cross_entropy_sum(logits_BTV, batch.targets, batch.mask, self.dtypes.islands)
 
-    def gradients(self, model: Transformer, rows: dict[str, Any], scale: torch.Tensor | None = None) -> torch.Tensor:
+    def gradients(self, model: Transformer, batch: DeviceBatch, scale: torch.Tensor | None = None) -> torch.Tensor:
         """Mean loss over the global batch's valid tokens; its gradients are left in ``.grad``; both multiplied by
         ``scale``."""
-        weight = 1.0 / rows["mask"].sum().clamp(min=1).to(self.dtypes.accumulate)
+        weight = 1.0 / batch.mask.sum().clamp(min=1).to(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.to(weight.dtype)
-        return accumulate(lambda rows: self._loss_sum(model, rows) * weight, rows, self.num_microbatches)
+        return accumulate(lambda part: self._loss_sum(model, part) * weight, batch, self.num_microbatches)
 
 
 def _tensors(state: TrainState) -> dict[str, Any]:

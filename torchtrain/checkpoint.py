@@ -6,19 +6,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as write
 
 
 def save(tensors: dict[str, Any], directory: Path) -> None:
     """Write the tensors into ``directory``; returns when they are on disk."""
     with _quiet():
-        dcp.save(tensors, checkpoint_id=directory / "dcp")
+        write(tensors, checkpoint_id=directory / "dcp")
 
 
 def restore(tensors: dict[str, Any], directory: Path) -> None:
     """Fill the tensors, in place, from what ``save`` wrote."""
     with _quiet():
-        dcp.load(tensors, checkpoint_id=directory / "dcp")
+        load(tensors, checkpoint_id=directory / "dcp")
 
 
 class _quiet(warnings.catch_warnings):

@@ -16,16 +16,12 @@ from shared.optimizer import CLIP_EPSILON
 from torchtrain.weights import parameter_name
 
 
-def optimizer(
-    config: AdamW | SGD, spec: ModelSpec, model: nn.Module, rate: torch.Tensor
-) -> torch.optim.Optimizer:
+def optimizer(config: AdamW | SGD, spec: ModelSpec, model: nn.Module, rate: torch.Tensor) -> torch.optim.Optimizer:
     """An optimiser over the model's parameters in two groups, decayed and not, that reads its rate from ``rate``."""
     named = dict(model.named_parameters())
     groups: list[dict[str, object]] = []
     for decayed in (True, False):
-        chosen = [
-            named[parameter_name(piece)] for p in spec.parameters if p.decayed is decayed for piece in p.pieces
-        ]
+        chosen = [named[parameter_name(piece)] for p in spec.parameters if p.decayed is decayed for piece in p.pieces]
         groups.append({"params": chosen, "weight_decay": config.weight_decay if decayed else 0.0})
     if isinstance(config, AdamW):
         return torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
@@ -49,7 +45,7 @@ def step(optimizer: torch.optim.Optimizer, finite: torch.Tensor) -> None:
 
     ``found_inf`` is how ``torch.amp.GradScaler`` tells the fused kernels to skip, without the host looking.
     """
-    optimizer.found_inf = (~finite).to(torch.float32)
+    setattr(optimizer, "found_inf", (~finite).to(torch.float32))  # noqa: B010 - the class does not declare it
     optimizer.step()
 
 

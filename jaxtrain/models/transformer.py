@@ -225,7 +225,7 @@ class Architecture:
     @classmethod
     def of(cls, spec: ModelSpec, run: Execution) -> Architecture:
         graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(spec, run)))
-        variables = {".".join(path): variable for path, variable in nnx.to_flat_state(state)}
+        variables = {".".join(map(str, path)): variable for path, variable in nnx.to_flat_state(state)}
         shapes = {slot: variable.shape for slot, variable in variables.items()}
         assert shapes == slot_shapes(spec), f"the module's parameters are not the spec's slots: {shapes}"
         return cls(graph, variables)

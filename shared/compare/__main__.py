@@ -7,23 +7,14 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from shared.arguments import Parser, exit_status
 from shared.errors import UserError
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see python -m shared.compare --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    try:
-        return _compare(_parser().parse_args(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _compare(_parser().parse_args(argv)))
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -54,7 +45,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m shared.compare",
         description="Are two runs the same run, and which is faster? Needs nothing but their directories.",
         epilog="Exit status: 0 the same run, 1 not the same run, 2 wrong input.",

@@ -108,7 +108,9 @@ def _losses(comparison: Comparison, axes: Axes, key: Axes) -> None:
     )
     handles: list[Any] = []
     for run, look in zip(comparison.runs, looks, strict=True):
-        handles += axes.plot(list(run.losses), _gaps(run.losses), solid_joinstyle="round", **look)
+        # A line needs two neighbours; a few records must show without.
+        dot = "." if len(run.losses) < 50 else None
+        handles += axes.plot(list(run.losses), _gaps(run.losses), marker=dot, solid_joinstyle="round", **look)
     labels = [_narrow(name) for name in names(comparison)]
     points: list[Any] = []
     for run, look in zip(comparison.runs, markers, strict=True):
@@ -130,7 +132,8 @@ def _losses(comparison: Comparison, axes: Axes, key: Axes) -> None:
         borderaxespad=0,
         labelspacing=0.9,
     )
-    axes.margins(x=0.015)
+    last = max(run.num_steps for run in comparison.runs)
+    axes.set_xlim(-0.015 * last, 1.015 * last)
 
 
 def _differences(comparison: Comparison, axes: Axes) -> None:
@@ -149,7 +152,8 @@ def _differences(comparison: Comparison, axes: Axes) -> None:
     axes.tick_params(which="both", length=0)
     limit = loss.limit.value
     smooth = _running_median(shown)
-    axes.plot(list(shown), list(shown.values()), color=_QUIET, linewidth=0.7, alpha=0.45, zorder=2)
+    faint: dict[str, Any] = {"color": _QUIET, "linewidth": 0.7, "alpha": 0.45, "zorder": 2}
+    axes.plot(list(shown), list(shown.values()), marker="." if len(shown) < 50 else None, **faint)
     axes.plot(list(smooth), list(smooth.values()), color=_INK, linewidth=1.6, zorder=3)
     # Solid where it decides, dashed where it is for orientation.
     first, last = axes.get_xlim()

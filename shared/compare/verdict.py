@@ -151,7 +151,7 @@ def _outcome(comparison: Comparison) -> str:
     count = len(loss.judged)
     last = max(loss.judged)
     # "the first N steps" only where every one of them was compared.
-    span = f"the first {last} steps" if count == last else f"{count} of the first {last} steps"
+    span = f"{'' if count == last else f'{count} of '}the first {f'{last} steps' if last > 1 else 'step'}"
     if max(loss.judged.values()) == 0:
         return f"their losses are equal to the last bit over {span}"
     amount = (

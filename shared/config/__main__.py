@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from shared.arguments import Parser, exit_status
 from shared.config.document import complaint
-from shared.errors import UserError
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, like all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 done, 2 the user's input is wrong (one line on stderr)."""
-    try:
-        return _run(argv)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = _Parser(prog="python -m shared.config", description="Check a config, or write the schema of configs.")
+    parser = Parser(prog="python -m shared.config", description="Check a config, or write the schema of configs.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", metavar="FILE", help="check a config and print the hash of its recipe")
     what.add_argument("--schema", nargs="?", const="-", metavar="FILE", help="write the JSON Schema that editors read")

@@ -51,16 +51,16 @@ def load_config(
     """
     document = read_document(path)
     edits = [_parse_override(text, number) for number, text in enumerate(overrides)]
-    for edit in edits:
-        if edit.path[0] == "targets":
-            edit.apply(document)
+    edits_of_targets = [edit for edit in edits if edit.path[0] == "targets"]
+    edits_of_the_run = [edit for edit in edits if edit.path[0] != "targets"]
+    document = _edited(document, edits_of_targets)
+    # A mistake in the file is told on every machine, whatever its target would put in the place, and before the
+    # accelerator is looked for, which takes seconds. Rules between sections wait: the target may be there for them.
+    _check_sections(_edited(document, edits_of_the_run))
     name = _choose_target(document, target, detect)
     if name is not None:
         _merge(document, source=("targets", name), into=())
-    for edit in edits:
-        if edit.path[0] != "targets":
-            edit.apply(document)
-    return Resolved(_validate(document), name)
+    return Resolved(_validate(_edited(document, edits_of_the_run)), name)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class _Edit:
             if not isinstance(value, dict | None):
                 location = self.origins[self.path].location
                 raise complaint(location, f"{key} is {describe(value)}, not a section; set it with {key}=VALUE")
-        document.set(self.path, self.value, self.origins)
+        document.set(self.path, deepcopy(self.value), self.origins)
 
 
 def _parse_override(text: str, number: int) -> _Edit:
@@ -96,12 +96,15 @@ def _parse_override(text: str, number: int) -> _Edit:
     return _Edit(path, parsed, {path: origin} | origins)
 
 
+def _edited(document: Document, edits: Sequence[_Edit]) -> Document:
+    edited = deepcopy(document)
+    for edit in edits:
+        edit.apply(edited)
+    return edited
+
+
 def _choose_target(document: Document, target: str | None, detect: Callable[[], str] | None) -> str | None:
-    targets = document.values.get("targets")
-    if targets is None:
-        targets = {}
-    if not isinstance(targets, dict):  # a mistake that validation reports with its line
-        return None
+    targets = document.values.get("targets", {})
     if target is not None:
         if not targets:
             raise complaint(f"--target {target}", f"{document.name} has no targets")
@@ -115,26 +118,13 @@ def _choose_target(document: Document, target: str | None, detect: Callable[[], 
 
 
 def _merge(document: Document, source: KeyPath, into: KeyPath) -> None:
-    """Copy each value under ``source`` over its counterpart under ``into``.
-
-    Only sections that a target may override are copied, and nothing that already has the wrong shape: what is left
-    where it stands is reported by validation, at its own line.
-    """
-    from shared.config.schema import TargetOverrides
-
-    section = document.get(source)
-    if not isinstance(section, dict):
-        return
-    for key, value in section.items():
-        origin_path, path = (*source, key), (*into, key)
-        if not into and (key not in TargetOverrides.model_fields or value is None):
-            continue
-        present = document.get(path)
-        if isinstance(value, dict) and isinstance(present, dict):
-            _merge(document, origin_path, path)
-        elif not isinstance(value, dict) or path not in document.origins:
-            origins = {(*path, *p[len(origin_path) :]): o for p, o in document.under(origin_path).items()}
-            document.set(path, deepcopy(value), origins)
+    """Set each field under ``source`` at its place under ``into``; a whole section given as null overrides nothing."""
+    for key, value in document.get(source).items():
+        given, path = (*source, key), (*into, key)
+        if isinstance(value, dict):
+            _merge(document, given, path)
+        elif into or value is not None:
+            document.set(path, value, {path: document.origins[given]})
 
 
 def _validate(document: Document) -> Config:
@@ -146,4 +136,19 @@ def _validate(document: Document) -> Config:
     try:
         return Config.model_validate(document.values)
     except ValidationError as error:
-        raise first_problem(error, document) from None
+        raise first_problem(error.errors(), document) from None
+
+
+def _check_sections(document: Document) -> None:
+    """Raise UserError for what is wrong inside a section, but not for a rule between sections."""
+    from pydantic import ValidationError
+
+    from shared.config.problems import first_problem
+    from shared.config.schema import Config
+
+    try:
+        Config.model_validate(document.values)
+    except ValidationError as error:
+        mistakes = [details for details in error.errors() if details["loc"]]
+        if mistakes:
+            raise first_problem(mistakes, document) from None

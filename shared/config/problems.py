@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -34,17 +33,13 @@ class Problem:
     text: str
 
 
-def first_problem(error: ValidationError, document: Document) -> UserError:
-    """The error to show for all that ``error`` holds about ``document``."""
-    problems = [_explain(details, document) for details in error.errors()]
+def first_problem(mistakes: list[ErrorDetails], document: Document) -> UserError:
+    """The error to show for all that validation found in ``document``."""
+    problems = [_explain(details, document) for details in mistakes]
     # A misspelled required key is one mistake, though it is reported twice: as unknown and as missing.
     misspelled = [p.path for p in problems if p.kind == "extra_forbidden"]
     problems = [p for p in problems if not (p.kind == "missing" and _is_misspelled(p.path, misspelled))]
-    # A mistake in a target's overrides is found there and again where they were merged.
-    distinct: dict[Any, Problem] = {}
-    for problem in sorted(problems, key=lambda p: (p.origin, p.path[:1] != ("targets",), p.kind == "missing")):
-        distinct.setdefault((problem.origin, problem.kind, problem.path[-1:]), problem)
-    first, *others = distinct.values()
+    first, *others = sorted(problems, key=lambda p: (p.origin, p.kind == "missing"))
     return complaint(first.origin.location, first.text + (f" (and {len(others)} more)" if others else ""))
 
 
@@ -254,19 +249,15 @@ def _wrong_variant(spot: Spot, origin: Origin, document: Document) -> tuple[Orig
 
 def _broken_rule(spot: Spot, message: str, document: Document) -> tuple[Origin, str]:
     """A rule between several keys. Its message begins with the key it is about; the place to mend is that key's, or
-    that of the first key it names which the command line or a target has set."""
+    that of the first key it names which the command line has set."""
     words = [tuple(word.strip("(),;:").split(".")) for word in message.split()]
     named = [path for word in words if (path := (*spot.path, *word)) in document.origins]
     subject = ".".join((*spot.path, message))
     if not named:
         return _origin(document, spot.path), subject
     origins = [document.origins[path] for path in named]
-    overriding = [o for o in origins if o.on_command_line] or [o for o in origins if _is_override(o, document)]
+    overriding = [origin for origin in origins if origin.on_command_line]
     return (overriding or origins)[0], subject
-
-
-def _is_override(origin: Origin, document: Document) -> bool:
-    return any(o == origin for path, o in document.origins.items() if path[0] == "targets")
 
 
 def _variants(path: KeyPath) -> list[type[Section]]:

@@ -120,7 +120,7 @@ def _clear_left_behind(cache_dir: Path, key: str) -> None:
     yesterday = time.time() - 24 * 3600
     for partial in cache_dir.glob("*.partial.*"):
         with contextlib.suppress(FileNotFoundError):  # it may be completed meanwhile
-            ours = partial.name.startswith(f"{key}.partial.{socket.gethostname()}.")
+            ours = partial.name.rpartition(".")[0] == f"{key}.partial.{socket.gethostname()}"
             if ours or max(path.stat().st_mtime for path in (partial, *partial.iterdir())) < yesterday:
                 shutil.rmtree(partial, ignore_errors=True)
 

@@ -23,7 +23,7 @@ from shared.config.schema import Config
 from shared.data import cache, preparation
 from shared.data.content import content_hashes, stamp_of
 from shared.data.order import Order
-from shared.data.progress import shown_progress
+from shared.data.preparation_progress import shown_progress
 from shared.data.rows import Rows
 from shared.data.sources import Source, open_source
 from shared.data.tokenizers import Tokenizer, open_tokenizer
@@ -57,8 +57,8 @@ def open_data(config: Config, *, report: Callable[[str], None] = _to_stderr) -> 
 def _obtain(
     config: Config, source: Source, tokenizer: Tokenizer, cache_dir: Path, report: Callable[[str], None]
 ) -> cache.Cache:
-    hashes = content_hashes(source.files, cache_dir / "content_hashes.json")
     before = [stamp_of(path) for path in source.files]
+    hashes = content_hashes(source.files, cache_dir / "content_hashes.json")
     origin = [cache.FORMAT, source.identity, hashes, tokenizer.identity, config.data.held_out_fraction]
     key = hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:16]
 

@@ -46,9 +46,7 @@ def gpt2(config: GPT2) -> ModelSpec:
         linear(f"{prefix}.attn.c_proj", hidden, {"layers.attention.out": hidden}, layer, residual_std)
         norm(f"{prefix}.ln_2", "layers.mlp_norm", layer)
         linear(f"{prefix}.mlp.c_fc", hidden, {"layers.mlp.up": config.intermediate_size}, layer)
-        linear(
-            f"{prefix}.mlp.c_proj", config.intermediate_size, {"layers.mlp.down": hidden}, layer, residual_std
-        )
+        linear(f"{prefix}.mlp.c_proj", config.intermediate_size, {"layers.mlp.down": hidden}, layer, residual_std)
     norm("transformer.ln_f", "final_norm")
 
     return ModelSpec(

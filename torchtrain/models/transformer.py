@@ -77,9 +77,7 @@ class SelfAttention(nn.Module):
         self.v = Linear(spec.hidden_size, key_size, spec.biases, run)
         self.out = Linear(query_size, spec.hidden_size, spec.biases, run)
 
-    def forward(
-        self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None) -> torch.Tensor:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTKD, v_BTKD = (
             project(x_BTC).view(B, T, -1, self.spec.head_dim) for project in (self.q, self.k, self.v)
@@ -119,9 +117,7 @@ class Block(nn.Module):
         self.mlp_norm = Norm(spec, run)
         self.mlp = FeedForward(spec, run)
 
-    def forward(
-        self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None) -> torch.Tensor:
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, visible_BTT)
         return x_BTC + self.mlp(self.mlp_norm(x_BTC))
 

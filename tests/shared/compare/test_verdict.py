@@ -137,6 +137,7 @@ def test_runs_of_different_length_are_compared_over_what_they_share(tmp_path: Pa
     found = comparison(tmp_path, {"losses": (4.0, 3.0)})
     assert reasons(found) == []
     assert "over the first 2 steps" in sentence(found)
+    assert "over the first step." in sentence(comparison(tmp_path, {"losses": (4.0,)}))
 
 
 def test_runs_that_log_at_different_steps_are_compared_where_they_meet(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from shared.config.document import read_document
 from shared.config.load import load_config
 from shared.config.recipe import IDENTITY
 from shared.config.schema import Config, CosineSchedule, Llama, TargetOverrides, TextSource
+from shared.errors import UserError
 from tests.shared.config.example import failure, load
 
 
@@ -106,6 +107,23 @@ def test_only_the_chosen_target_must_fit_the_run(tmp_path: Path) -> None:
     )
 
 
+def test_a_mistake_in_the_file_is_told_though_the_target_would_replace_it(tmp_path: Path) -> None:
+    assert failure(tmp_path, replace=("jax: {layers: scan}", "jax: {layers: loop}"), target="cpu") == (
+        "config.yaml:37: execution.jax.layers cannot be 'loop'; valid choices: auto, scan, unroll"
+    )
+
+
+def test_a_rule_between_sections_is_checked_after_the_target_is_merged(tmp_path: Path) -> None:
+    too_large = ("precision: float32", "precision: float32\naccumulation: {microbatch: 32}")
+    assert load(tmp_path, replace=too_large, target="cpu").config.accumulation.microbatch == 4
+    assert "microbatch (32) must divide" in failure(tmp_path, replace=too_large)
+
+
+def test_a_mistake_is_told_before_the_accelerator_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="stepz"):
+        load(tmp_path, "schedule.stepz=3", detect=never)
+
+
 def test_sections_are_either_identity_or_open_to_targets() -> None:
     sections = set(Config.model_fields) - {"targets"}
     overridable = set(TargetOverrides.model_fields)
@@ -196,6 +214,21 @@ def test_a_switched_variant_names_the_keys_it_leaves_behind_and_how_to_replace_t
         "schedule.name=constant on the command line: schedule.final_learning_rate belongs to name 'cosine' or 'wsd', "
         "but schedule.name is 'constant'; replace the section: "
         "'schedule={name: constant, steps: 600, learning_rate: 0.003, warmup_steps: 40}'"
+    )
+
+
+def test_a_switched_variant_that_also_lacks_a_key_leaves_a_gap_for_it(tmp_path: Path) -> None:
+    assert failure(tmp_path, "optimizer.name=sgd") == (
+        "optimizer.name=sgd on the command line: optimizer.beta1 belongs to name 'adamw', but optimizer.name is 'sgd'; "
+        "replace the section: 'optimizer={name: sgd, weight_decay: 0.1, clip_norm: 1.0, momentum: ...}' (and 3 more)"
+    )
+
+
+def test_a_key_of_another_variant_on_the_command_line_is_itself_to_blame(tmp_path: Path) -> None:
+    section = "schedule={name: constant, steps: 9, learning_rate: 1, warmup_steps: 0}"
+    assert failure(tmp_path, section, "schedule.decay_steps=3") == (
+        "schedule.decay_steps=3 on the command line: schedule.decay_steps belongs to name 'wsd', "
+        "but schedule.name is 'constant'"
     )
 
 

@@ -152,7 +152,7 @@ def test_a_bad_gpt2_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"neither merges\.txt nor vocab\.bpe"):
         gpt2(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
-    with pytest.raises(UserError, match="lacks <|endoftext|>"):
+    with pytest.raises(UserError, match=r"lacks <\|endoftext\|>"):
         gpt2(tmp_path)
     (tmp_path / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     with pytest.raises(UserError, match="does not hold GPT-2's vocabulary and merges"):

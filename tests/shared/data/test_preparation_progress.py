@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from shared.data import progress as subject
-from shared.data.progress import shown_progress
+from shared.data import preparation_progress as subject
+from shared.data.preparation_progress import shown_progress
 
 
 class Terminal(io.StringIO):
