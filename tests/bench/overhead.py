@@ -1,6 +1,6 @@
 """What the framework costs: tokens/s of each backend against a bare loop of the same model, in one alternating run.
 
-    python -m tests.bench.overhead [--config FILE] [--rounds N] [--steps N]
+    python tests/bench/overhead.py [--config FILE] [--rounds N] [--steps N]
 
 The framework's side is the real trainer with its loader, recorder and TensorBoard events. JAX's yardstick is the
 better of a scanned and an unrolled stack of layers. Each round times every contender on the same batches, in an order
@@ -59,15 +59,18 @@ class Bare:
 def contenders(name: str, config: Any, data: Any, folder: Path) -> dict[str, Any]:
     rates = learning_rates(config.schedule)
     if name == "jax":
+        from jaxtrain.devices import prefer_existing_platform
+
+        prefer_existing_platform()
         from jaxtrain.backend import JaxBackend
-        from tests.bench.bare_jax import BareJax
+        from bare_jax import BareJax
 
         return {
             "jaxtrain": Framework(config, JaxBackend(config), data, folder),
             "bare scan": Bare(BareJax(config, rates, unroll=False), data),
             "bare unroll": Bare(BareJax(config, rates, unroll=True), data),
         }
-    from tests.bench.bare_torch import BareTorch
+    from bare_torch import BareTorch
     from torchtrain.backend import TorchBackend
 
     return {
@@ -113,7 +116,7 @@ def main() -> None:
     # One process a framework, so that neither's threads are in the other's way.
     result: dict[str, float] = {}
     for name in ("jax", "torch"):
-        command = [sys.executable, "-m", "tests.bench.overhead", *sys.argv[1:], "--backend", name]
+        command = [sys.executable, __file__, *sys.argv[1:], "--backend", name]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         print(output, end="")
         result |= json.loads(output.splitlines()[-1])

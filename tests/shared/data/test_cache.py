@@ -103,11 +103,13 @@ def finished(tmp_path: Path) -> list[Path]:
 def test_of_two_processes_one_prepares_and_the_other_waits(
     start: Start, make_config: Callable[..., Config], tmp_path: Path
 ) -> None:
-    first = start(each_document="time.sleep(0.01)")  # 2 s in all, so that the second arrives meanwhile
+    go = tmp_path / "go"
+    first = start(each_document=f"while not Path({str(go)!r}).exists(): time.sleep(0.01)")
     read_until(first, "preparing")
     second = start()
+    assert read_until(second, "waiting") == ["another process is preparing this data; waiting for it"]
+    go.touch()
     lines = read_until(second, "done")
-    assert lines[0] == "another process is preparing this data; waiting for it"
     assert "preparing" not in lines
     assert lines[-1] == read_until(first, "done")[-1] == what_a_fresh_cache_gives(make_config, tmp_path)
 
@@ -141,7 +143,7 @@ def test_a_killed_preparation_leaves_nothing_that_is_used(
 
 
 def test_who_waits_for_a_process_that_is_killed_takes_over(start: Start, tmp_path: Path) -> None:
-    first = start(each_document="number == 30 and (say('half-way'), time.sleep(60))")
+    first = start(each_document="number == 30 and (say('half-way'), signal.pause())")
     read_until(first, "half-way")
     second = start()
     read_until(second, "waiting")
