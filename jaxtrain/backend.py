@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import checkpoint, devices, loss_scale, optimizer
+from jaxtrain import checkpoint, loss_scale, optimizer
 from jaxtrain.accumulation import accumulate, microbatches
 from jaxtrain.attention import choose_attention
 from jaxtrain.batch import DeviceBatch, to_device
+from jaxtrain.devices import describe
 from jaxtrain.loss import cross_entropy_sum
 from jaxtrain.models.transformer import Architecture, Execution
 from jaxtrain.parallel import Placement
@@ -75,12 +76,12 @@ class JaxBackend:
     name = "jax"
     asynchronous = True
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, devices: Sequence[jax.Device] | None = None):
         self.config = config
         self.policy = precision_policy(config.precision)
         self.dtypes = dtypes(self.policy)
         self.spec = model_spec(config.model)
-        self.placement = Placement(config.parallel)
+        self.placement = Placement(config.parallel, devices)
         self.num_microbatches = num_microbatches(
             config.batch.global_batch // config.parallel.data, config.accumulation.microbatch
         )
@@ -108,7 +109,7 @@ class JaxBackend:
         self._evaluate = jax.jit(self._loss_sums, in_shardings=(state, rows), out_shardings=state)
 
     def describe(self) -> DeviceReport:
-        return devices.describe()
+        return describe()
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -169,10 +170,9 @@ class JaxBackend:
 
     def loss_sum(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> jax.Array:
         """Sum of the cross entropy over the rows' valid tokens, in the islands' dtype."""
-        with matmul_precision(self.policy):
-            model = self.architecture.bind(parameters)
-            logits_BTV = model(batch.tokens, batch.segments, batch.positions)
-            return cross_entropy_sum(logits_BTV, batch.targets, batch.mask, self.dtypes.islands)
+        model = self.architecture.bind(parameters)
+        logits_BTV = model(batch.tokens, batch.segments, batch.positions)
+        return cross_entropy_sum(logits_BTV, batch.targets, batch.mask, self.dtypes.islands)
 
     def gradients(
         self, parameters: dict[str, jax.Array], batch: DeviceBatch, scale: jax.Array | None = None
@@ -185,7 +185,10 @@ class JaxBackend:
         def share(parameters: dict[str, jax.Array], microbatch: DeviceBatch) -> jax.Array:
             return self.loss_sum(parameters, microbatch) * weight
 
-        return accumulate(jax.value_and_grad(share), parameters, batch, self.num_microbatches, self.dtypes.accumulate)
+        with matmul_precision(self.policy):
+            return accumulate(
+                jax.value_and_grad(share), parameters, batch, self.num_microbatches, self.dtypes.accumulate
+            )
 
     def _update(
         self, state: TrainState, batch: DeviceBatch, rates: jax.Array
@@ -209,7 +212,7 @@ class JaxBackend:
             loss_scale=state.loss_scale,
         )
         after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
-        after = _with_loss_scale(after, loss_scale.updated(state.loss_scale, finite, self.policy.loss_scale))
+        after = replace(after, loss_scale=loss_scale.updated(state.loss_scale, finite, self.policy.loss_scale))
         metrics = {
             "loss": loss,
             "grad_norm": norm,
@@ -221,11 +224,8 @@ class JaxBackend:
         return after, metrics if scale is None else {**metrics, "loss_scale": scale}
 
     def _loss_sums(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
-        losses = jax.lax.map(
-            lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(batch, self.num_microbatches)
-        )
+        with matmul_precision(self.policy):
+            losses = jax.lax.map(
+                lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(batch, self.num_microbatches)
+            )
         return jnp.sum(losses), jnp.sum(batch.mask)
-
-
-def _with_loss_scale(state: TrainState, scale: loss_scale.LossScaleState | None) -> TrainState:
-    return TrainState(state.parameters, state.optimizer, state.average, state.num_updates, scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,8 +14,8 @@ from shared.config.schema import Parallel
 class Placement:
     """The mesh of one run: state is replicated, rows are split over ``data``."""
 
-    def __init__(self, parallel: Parallel):
-        devices = np.array(jax.devices()[: parallel.data])
-        self.mesh = Mesh(devices, ("data",))
+    def __init__(self, parallel: Parallel, devices: Sequence[jax.Device] | None = None):
+        """``devices``: those to use, or to compile for; default: this process's."""
+        self.mesh = Mesh(np.array((devices or jax.devices())[: parallel.data]), ("data",))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.rows = NamedSharding(self.mesh, PartitionSpec("data"))

@@ -34,5 +34,8 @@ def dtypes(policy: PrecisionPolicy) -> Dtypes:
 
 
 def matmul_precision(policy: PrecisionPolicy) -> Any:
-    """A context in which to trace: products of the compute dtype are as exact as its name says."""
+    """A context in which to trace a step: products of the compute dtype are as exact as its name says.
+
+    It must span the differentiation, not the forward pass alone: hand-written gradients are traced in it too.
+    """
     return jax.default_matmul_precision("highest" if policy.compute in ("float32", "float64") else "default")

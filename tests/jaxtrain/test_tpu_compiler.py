@@ -1,0 +1,66 @@
+"""The TPU's own compiler, which needs no TPU, accepts the training step.
+
+It runs in a child process: what it sets up in JAX must not reach the other tests.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jaxtrain.backend import JaxBackend
+from jaxtrain.batch import DeviceBatch
+from shared.config.load import load_config
+
+config = load_config("configs/demo.yaml", sys.argv[1:]).config
+topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:1x1", chips_per_host_bounds=(1, 1, 1))
+backend = JaxBackend(config, topology.devices)
+shape = config.batch.global_batch, config.batch.sequence_length
+
+def rows(dtype):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=backend.placement.rows)
+
+batch = DeviceBatch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), rows(jnp.int32), rows(jnp.int32))
+compiled = backend._step.lower(backend.abstract_state(), batch, backend.rates).compile(
+    compiler_options={"exec_time_optimization_effort": -1.0}
+)
+memory = compiled.memory_analysis()
+state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backend.abstract_state()))
+text = compiled.as_text()
+print(json.dumps({
+    "state": state, "arguments": memory.argument_size_in_bytes, "donated": memory.alias_size_in_bytes,
+    "kernels": text.count("tpu_custom_call"), "loops": text.count(" while("), "products": text.count("convolution("),
+}))
+"""
+
+
+def compiled(*overrides: str) -> dict[str, Any]:
+    environment = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *overrides],
+        env=environment | {"PYTHONPATH": ":".join(sys.path)},
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.slow
+def test_a_v5e_gets_the_step_with_splash_attention_a_layer_scan_and_donated_state() -> None:
+    found = compiled("precision=bfloat16", "data.packing=segments", "remat=full", "accumulation.microbatch=4")
+    assert found["kernels"] >= 3, "splash attention: forward, recomputed forward, backward"
+    assert found["loops"] >= 3, "microbatches, layers forward, layers backward"
+    # Every byte of the state is updated in place. TPU layouts pad small arrays, hence the margin upwards.
+    assert found["state"] <= found["donated"] <= 1.2 * found["state"]
+
