@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "corpus").mkdir()
     rng = np.random.default_rng(0)
-    words = "the union state of our people and nation will not be moved by any year of war peace or law".split()
+    words = ["the", "union", "state", "of", "our", "people", "and", "nation", "will", "not", "be", "moved", "by", "war"]
     for number in range(12):
         text = " ".join(rng.choice(words, size=900))
         (folder / "corpus" / f"{number}.txt").write_text(text)

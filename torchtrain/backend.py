@@ -77,6 +77,8 @@ class TorchBackend:
         self.spec = model_spec(config.model)
         self.device = devices.device()
         self.asynchronous = self.device.type != "cpu"
+        if config.execution.torch.compile:
+            devices.require_compiler(self.device)
         self.num_microbatches = num_microbatches(config.batch.global_batch, config.accumulation.microbatch)
         self.execution = Execution(
             dtypes=self.dtypes,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 
 import numpy as np
 import torch
 
 from shared.backend import DeviceReport
+from shared.errors import UserError
 
 
 def device() -> torch.device:
@@ -26,6 +29,15 @@ def target_name(kind: str, memory_bytes: int) -> str:
     """The name for a GPU that calls itself ``kind``."""
     words = re.findall(r"[a-z]+\d+[a-z]*", kind.lower())
     return f"{words[0] if words else 'gpu'}-{round(memory_bytes / 1e9 / 8) * 8}"
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raise UserError when ``torch.compile`` could not work here: on a CPU it writes C++."""
+    if device.type == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise UserError(
+            "execution.torch.compile=true needs a C++ compiler for this CPU, and neither g++ nor clang++ is found; "
+            "install one or leave it false"
+        )
 
 
 def describe() -> DeviceReport:

@@ -62,8 +62,9 @@ def contenders(name: str, config: Any, data: Any, folder: Path) -> dict[str, Any
         from jaxtrain.devices import prefer_existing_platform
 
         prefer_existing_platform()
-        from jaxtrain.backend import JaxBackend
         from bare_jax import BareJax
+
+        from jaxtrain.backend import JaxBackend
 
         return {
             "jaxtrain": Framework(config, JaxBackend(config), data, folder),
@@ -71,6 +72,7 @@ def contenders(name: str, config: Any, data: Any, folder: Path) -> dict[str, Any
             "bare unroll": Bare(BareJax(config, rates, unroll=True), data),
         }
     from bare_torch import BareTorch
+
     from torchtrain.backend import TorchBackend
 
     return {
@@ -80,13 +82,18 @@ def contenders(name: str, config: Any, data: Any, folder: Path) -> dict[str, Any
 
 
 def measure(name: str, arguments: argparse.Namespace) -> float:
-    overrides = [
-        f"schedule.steps={arguments.steps * (arguments.rounds + 2)}",
-        "logging.every=10",
-        "evaluation.every=null",
-    ]
-    config = load_config(arguments.config, overrides).config
-    config = config.model_copy(update={"data": config.data.model_copy(update={"held_out_fraction": 0.0})})
+    steps = arguments.steps * (arguments.rounds + 2)
+    config = load_config(
+        arguments.config,
+        [
+            f"schedule.steps={steps}",
+            "schedule.warmup_steps=0",
+            "logging.every=10",
+            "evaluation.every=null",
+            "checkpoint.every=null",
+            "data.held_out_fraction=0.0",
+        ],
+    ).config
     data = open_data(config)
     with tempfile.TemporaryDirectory() as folder:
         runners = contenders(name, config, data, Path(folder))

@@ -63,4 +63,3 @@ def test_a_v5e_gets_the_step_with_splash_attention_a_layer_scan_and_donated_stat
     assert found["loops"] >= 3, "microbatches, layers forward, layers backward"
     # Every byte of the state is updated in place. TPU layouts pad small arrays, hence the margin upwards.
     assert found["state"] <= found["donated"] <= 1.2 * found["state"]
-
