@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 from pathlib import Path
 
 from shared.backend import DeviceReport
 from shared.errors import UserError
+from shared.hardware import gpu_target, tpu_target
 
 
 def prefer_existing_platform() -> None:
@@ -32,19 +32,10 @@ def detect_target() -> str:
         devices = jax.devices()
     except RuntimeError as error:
         raise UserError(f"JAX finds no device: {str(error).splitlines()[0]}") from None
-    return target_name(devices[0].platform, devices[0].device_kind, len(devices), _memory_bytes(devices[0]))
-
-
-def target_name(platform: str, kind: str, count: int, memory_bytes: int | None) -> str:
-    """The name for that many devices of that kind."""
+    platform, kind, count = devices[0].platform, devices[0].device_kind, len(devices)
     if platform == "tpu":
-        generation = kind.lower().removeprefix("tpu").strip().replace(" lite", "e").replace(" ", "")
-        return f"{generation}-{count}"
-    if platform in ("gpu", "cuda", "rocm"):
-        words = re.findall(r"[a-z]+\d+[a-z]*", kind.lower())
-        memory = "" if memory_bytes is None else f"-{round(memory_bytes / 1e9 / 8) * 8}"
-        return f"{words[0] if words else 'gpu'}{memory}" + (f"x{count}" if count > 1 else "")
-    return platform
+        return tpu_target(kind, count)
+    return gpu_target(kind, count) if platform in ("gpu", "cuda", "rocm") else platform
 
 
 def describe() -> DeviceReport:

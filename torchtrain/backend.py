@@ -125,7 +125,6 @@ class TorchBackend:
 
     def restore(self, directory: Path) -> TrainState:
         state = self._empty_state()
-        optimizer.allocate(state.optimizer)
         checkpoint.restore(_tensors(state), directory)
         return state
 

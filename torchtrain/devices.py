@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from shared.backend import DeviceReport
 from shared.errors import UserError
+from shared.hardware import gpu_target
 
 
 def device() -> torch.device:
@@ -19,16 +19,8 @@ def device() -> torch.device:
 
 
 def detect_target() -> str:
-    """The name in ``targets`` of what this process runs on: ``cpu``, ``a100-80``, ``h100-80``."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return target_name(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory)
-
-
-def target_name(kind: str, memory_bytes: int) -> str:
-    """The name for a GPU that calls itself ``kind``."""
-    words = re.findall(r"[a-z]+\d+[a-z]*", kind.lower())
-    return f"{words[0] if words else 'gpu'}-{round(memory_bytes / 1e9 / 8) * 8}"
+    """The name in ``targets`` of what this process runs on: ``cpu``, ``a100-80``, ``t4``."""
+    return gpu_target(torch.cuda.get_device_name()) if torch.cuda.is_available() else "cpu"
 
 
 def require_compiler(device: torch.device) -> None:

@@ -23,21 +23,23 @@ def optimizer(config: AdamW | SGD, spec: ModelSpec, model: nn.Module, rate: torc
     for decayed in (True, False):
         chosen = [named[parameter_name(piece)] for p in spec.parameters if p.decayed is decayed for piece in p.pieces]
         groups.append({"params": chosen, "weight_decay": config.weight_decay if decayed else 0.0})
+    made: torch.optim.Optimizer
     if isinstance(config, AdamW):
-        return torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-    return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=config.nesterov, fused=True)
-
-
-def allocate(optimizer: torch.optim.Optimizer) -> None:
-    """Create the moments that the optimiser would create in its first step, so that a checkpoint can fill them.
-
-    A skipped step does so: it changes no parameter and does not count.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    step(optimizer, torch.tensor(False, device=parameters[0].device))
-    optimizer.zero_grad()
+        made = torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    else:
+        made = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=config.nesterov, fused=True)
+    # The moments are made here, for two reasons: a checkpoint can fill them before the first step, and the fused SGD,
+    # which makes its own in the first step, leaves them uninitialised when that step is skipped.
+    for parameter in named.values():
+        if isinstance(config, AdamW):
+            made.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        elif config.momentum:
+            made.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+    return made
 
 
 def step(optimizer: torch.optim.Optimizer, finite: torch.Tensor) -> None:
