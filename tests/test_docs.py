@@ -2,50 +2,100 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("colab/*.md")])
-PATH = re.compile(r"`((?:shared|jaxtrain|torchtrain|tests|configs|docs|colab)/[\w./-]*)(?:::(\w+))?`")
+SEMANTICS = ROOT / "docs" / "semantics.md"
+TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+# A path from the top of the repository; a star stands for anything, as in `*train/loss.py`.
+PATH = re.compile(
+    r"(?<![\w./*-])((?:shared|jaxtrain|torchtrain|\*train|tests|configs|docs|colab|\.ci)/[\w.*/-]*"
+    r"|Makefile|pyproject\.toml|constraints\.txt|[A-Z]+\.md)(?![\w<{])"
+)
+MODULE = re.compile(r"python -m ((?:shared|jaxtrain|torchtrain)[\w.]*)")
 
 documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
-@documents
-def test_paths_and_tests_that_a_document_names_exist(document: Path) -> None:
-    for path, test in PATH.findall(document.read_text()):
-        assert (ROOT / path).exists(), f"{document.name} names {path}"
-        if test:
-            assert f"def {test}(" in (ROOT / path).read_text(), f"{document.name} names {path}::{test}"
+def prose(document: Path) -> str:
+    """Without the fenced blocks, which hold what programs print."""
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def names_of_tests(path: Path) -> frozenset[str]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return frozenset(n.name for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
+
+
+def rules() -> Iterator[tuple[str, list[str]]]:
+    """(section, cells) of every row of the semantics that states a rule."""
+    for section in re.split(r"^## ", SEMANTICS.read_text(), flags=re.MULTILINE)[1:]:
+        for line in section.splitlines():
+            if line.startswith("| ") and not line.startswith(("| trap", "| ---")):
+                yield section.split("\n", 1)[0], [cell.strip() for cell in line.strip("| ").split(" | ")]
 
 
 @documents
-def test_links_inside_the_project_lead_somewhere(document: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)", document.read_text()):
+def test_every_test_that_a_document_names_exists(document: Path) -> None:
+    for path, test in TEST.findall(document.read_text()):
+        assert (ROOT / path).is_file(), f"{document.name} names {path}"
+        assert test in names_of_tests(ROOT / path), f"{document.name} names {path}::{test}"
+
+
+@documents
+def test_every_path_in_backticks_exists(document: Path) -> None:
+    for code in re.findall(r"`([^`]+)`", prose(document)):
+        for path in PATH.findall(code):
+            assert any(ROOT.glob(path)), f"{document.name} names {path}"
+
+
+@documents
+def test_every_command_of_ours_is_one(document: Path) -> None:
+    for module in MODULE.findall(document.read_text()):
+        assert (ROOT / module.replace(".", "/") / "__main__.py").is_file(), f"{document.name}: python -m {module}"
+
+
+@documents
+def test_every_link_inside_the_project_leads_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", prose(document)):
         if not link.startswith("http"):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
 
 
-def test_every_rule_of_the_semantics_names_its_test() -> None:
-    rows = [line for line in (ROOT / "docs/semantics.md").read_text().splitlines() if line.startswith("| ")]
-    rules = [row for row in rows if not row.startswith(("| trap", "| ---"))]
-    assert len(rules) > 25
-    for rule in rules:
-        assert PATH.search(rule.split(" | ")[-1]), rule
+def test_every_rule_of_the_semantics_names_its_code_and_its_test() -> None:
+    found = list(rules())
+    assert len(found) > 40
+    for section, cells in found:
+        assert len(cells) == 4, cells
+        assert section != "Not yet"
+        assert PATH.search(cells[2]), f"{cells[0]} is carried out nowhere"
+        assert TEST.search(cells[3]), f"{cells[0]} is held by no test"
 
 
 def test_every_file_of_one_backend_has_a_twin_or_a_reason() -> None:
     alone = {
         "parallel.py": "a JAX program needs a mesh even for one device",
     }
-    files = [
-        {p.relative_to(ROOT / name).as_posix() for p in (ROOT / name).rglob("*.py")}
-        for name in ("jaxtrain", "torchtrain")
-    ]
-    assert files[0] ^ files[1] == alone.keys()
+    jax, torch = (
+        {path.relative_to(ROOT / package).as_posix() for path in (ROOT / package).rglob("*.py")}
+        for package in ("jaxtrain", "torchtrain")
+    )
+    assert jax ^ torch == alone.keys()
+
+
+def test_every_concept_of_both_backends_has_a_row_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for path in [*ROOT.glob("jaxtrain/*.py"), *ROOT.glob("torchtrain/*.py")]:
+        if not path.name.startswith("__"):
+            assert f"`{path.relative_to(ROOT).as_posix()}`" in text, path
 
 
 def test_the_top_level_holds_what_it_should() -> None:

@@ -93,7 +93,7 @@ def test_each_backends_rounding_error_is_at_most_three_times_the_others(precisio
     assert max(typical.values()) <= 3 * min(typical.values()), typical
 
 
-def test_float64_is_refused_by_no_backend_and_leaves_jax_in_64_bits() -> None:
+def test_float64_puts_jax_in_64_bits() -> None:
     config = recipe(precision="float64")
     with backends.make("jax", config) as backend:
         state, metrics = backends.steps(backend, [random_batch(config)])

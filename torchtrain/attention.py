@@ -39,7 +39,11 @@ def reference_attention(
     *,
     islands: torch.dtype,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1)."""
+    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1).
+
+    PyTorch has no product of half-precision operands that returns unrounded float32 sums, so q and k are raised first:
+    the only product in this backend that is not in the compute dtype, with the numbers that JAX's has.
+    """
     B, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
     q_BTKGD = q_BTHD.view(B, T, K, H // K, D).to(islands)
