@@ -143,7 +143,9 @@ class TorchBackend:
             torch._foreach_div_(gradients, scale)
         norm = optimizer.global_norm(gradients)
         finite = norm.isfinite()
-        state.rate.copy_(self.rates[state.num_updates.clamp(max=len(self.rates) - 1)])
+        # Not self.rates[index]: indexing by a 0-d tensor reads it on the host, which waits for the device.
+        index = state.num_updates.clamp(max=len(self.rates) - 1)
+        state.rate.copy_(self.rates.index_select(0, index.view(1)).view(()))
         metrics = {
             "loss": loss,
             "grad_norm": norm,
