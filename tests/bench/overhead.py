@@ -28,17 +28,26 @@ from shared.schedule import learning_rates
 from shared.trainer import Trainer
 
 
+class Kept(Trainer):
+    """A trainer that keeps its state in memory where it would write a checkpoint: a disk is not what is measured."""
+
+    kept: tuple[Any, int] | None = None
+
+    def _save(self, state: Any, step: int) -> None:
+        self.kept = state, step
+
+
 class Framework:
-    """The trainer of one backend, going on from its own checkpoints."""
+    """The trainer of one backend, going on where it was."""
 
     def __init__(self, config: Any, backend: Any, data: Any, folder: Path):
         directory = RunDirectory(folder)
         recorder = Recorder(directory, config.schedule.steps, tensorboard=True, quiet=True)
         checkpoints = Checkpoints(directory.checkpoints, keep=1)
-        self.trainer = Trainer(config, backend, data, recorder, checkpoints, {}, Interrupt())
+        self.trainer = Kept(config, backend, data, recorder, checkpoints, {}, Interrupt())
 
     def seconds_per_token(self, steps: int) -> float:
-        state, first = self.trainer.start()
+        state, first = self.trainer.kept or self.trainer.start()
         outcome = self.trainer.train(state, first, first + steps)
         assert outcome.tokens_per_s is not None
         return 1.0 / outcome.tokens_per_s
