@@ -272,7 +272,7 @@ def test_jax_takes_up_float64_even_after_work_in_float32() -> None:
 def test_start_up_is_reported_apart(tmp_path: Path) -> None:
     run = trainer(tmp_path, FakeBackend(asynchronous=True), logging={"every": 1})
     outcome = run.train(*run.start(), 10)
-    first, *others = run.recorder.records  # type: ignore[attr-defined]
+    first, *others = run.recorder.records
     assert outcome.startup_seconds == pytest.approx(first["seconds"], abs=1e-3)
     assert first["tokens_per_s"] is None and all(record["tokens_per_s"] for record in others)
     assert outcome.summary()["startup_seconds"] == outcome.startup_seconds

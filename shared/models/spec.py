@@ -90,12 +90,8 @@ class ModelSpec:
         return total
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter of that canonical name; KeyError if there is none."""
-        return self._by_name[name]
-
-    @property
-    def _by_name(self) -> dict[str, Parameter]:
-        return {parameter.name: parameter for parameter in self.parameters}
+        """The parameter of that canonical name; StopIteration if there is none."""
+        return next(parameter for parameter in self.parameters if parameter.name == name)
 
     def slots(self) -> dict[str, tuple[int, ...]]:
         """The slots a backend must hold, with the shape of each *per layer*.

@@ -99,7 +99,7 @@ def trainer(tmp_path: Path, backend: FakeBackend, **sections: Any) -> Trainer:
     sections = {"logging": {"every": 3}, **sections}
     config = recipe(**sections)
     checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint.keep)
-    made: Any = Trainer(config, backend, FakeData(), FakeRecorder(), checkpoints, {}, Interrupt())  # type: ignore[arg-type]
+    made: Any = Trainer(config, backend, FakeData(), FakeRecorder(), checkpoints, {}, Interrupt())
     return made
 
 
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_the_run_after_the_step_with_a_checkpoint(tmp_path: Pa
             run.interrupt.requested = "SIGTERM"
         return step(state, batch)
 
-    backend.train_step = interrupted_in_step_5  # type: ignore[method-assign]
+    backend.train_step = interrupted_in_step_5
     outcome = run.train(*run.start(), 10)
     assert (outcome.step, outcome.interrupted) == (5, "SIGTERM")
     latest = run.checkpoints.latest()
