@@ -133,7 +133,7 @@ class JaxBackend:
                 loss_scale=loss_scale.initial(self.policy.loss_scale),
             )
 
-        return jax.jit(complete, out_shardings=self.placement.replicated)(parameters)
+        return jax.jit(complete, donate_argnums=0, out_shardings=self.placement.replicated)(parameters)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, without its numbers."""
