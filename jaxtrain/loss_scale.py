@@ -1,4 +1,4 @@
-"""Dynamic loss scaling in JAX, by the rule of :class:`shared.policies.precision.LossScale`."""
+"""Dynamic loss scaling in JAX, by the rule of :class:`shared.config.precision.LossScale`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shared.policies.precision import LossScale
+from shared.config.schema import LossScale
 
 
 class LossScaleState(NamedTuple):

@@ -7,7 +7,7 @@ hardware and need nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -22,15 +22,19 @@ class Dtypes:
 
     parameters: Any
     compute: Any
+    logits: Any
     islands: Any
     accumulate: Any
+    reduce: Any
+    optimizer_state: Any
 
 
 def dtypes(policy: PrecisionPolicy) -> Dtypes:
     """Look the dtypes up, and switch JAX to 64 bits where the policy needs them: it demotes float64 silently."""
-    if policy.parameters == "float64":
+    names = {field.name: getattr(policy, field.name) for field in fields(Dtypes)}
+    if "float64" in names.values():
         jax.config.update("jax_enable_x64", True)
-    return Dtypes(*(jnp.dtype(name) for name in (policy.parameters, policy.compute, policy.islands, policy.accumulate)))
+    return Dtypes(**{role: jnp.dtype(name) for role, name in names.items()})
 
 
 def matmul_precision(policy: PrecisionPolicy) -> Any:

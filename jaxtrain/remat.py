@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from shared.config.schema import Remat
-from shared.policies.remat import RECOMPUTES_BLOCK
+from shared.policies.remat import recomputes_block
 
 
 def rematerialized(block: Callable[..., Any], remat: Remat, in_scan: bool) -> Callable[..., Any]:
@@ -17,6 +17,6 @@ def rematerialized(block: Callable[..., Any], remat: Remat, in_scan: bool) -> Ca
     Inside a scan the loop itself keeps XLA from merging the two forward passes, so the barrier that
     ``prevent_cse`` puts around them is left out.
     """
-    if not RECOMPUTES_BLOCK[remat]:
+    if not recomputes_block(remat, layer=0):
         return block
     return jax.checkpoint(block, prevent_cse=not in_scan)

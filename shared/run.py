@@ -74,7 +74,7 @@ def train_run(
             )
             state, first = trainer.start()
             recorder.note(
-                f"{path}: {spec.num_parameters:,} parameters, {config.precision}, on {device.kind}; recipe "
+                f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device.kind}; recipe "
                 f"{fingerprints['recipe']}, step {first} to {last}"
             )
             try:

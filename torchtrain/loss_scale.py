@@ -1,4 +1,4 @@
-"""Dynamic loss scaling in PyTorch, by the rule of :class:`shared.policies.precision.LossScale`.
+"""Dynamic loss scaling in PyTorch, by the rule of :class:`shared.config.precision.LossScale`.
 
 ``torch.amp.GradScaler`` follows the same rule but reads the overflow flag on the host in every step.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.policies.precision import LossScale
+from shared.config.schema import LossScale
 
 
 @dataclass

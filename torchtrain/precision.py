@@ -6,7 +6,7 @@ the model casts operands to the compute dtype and raises the islands itself, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -19,8 +19,11 @@ class Dtypes:
 
     parameters: torch.dtype
     compute: torch.dtype
+    logits: torch.dtype
     islands: torch.dtype
     accumulate: torch.dtype
+    reduce: torch.dtype
+    optimizer_state: torch.dtype
 
 
 def dtypes(policy: PrecisionPolicy) -> Dtypes:
@@ -29,6 +32,4 @@ def dtypes(policy: PrecisionPolicy) -> Dtypes:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    return Dtypes(
-        *(getattr(torch, name) for name in (policy.parameters, policy.compute, policy.islands, policy.accumulate))
-    )
+    return Dtypes(**{field.name: getattr(torch, getattr(policy, field.name)) for field in fields(Dtypes)})

@@ -9,11 +9,11 @@ from typing import Any
 from torch.utils.checkpoint import checkpoint
 
 from shared.config.schema import Remat
-from shared.policies.remat import RECOMPUTES_BLOCK
+from shared.policies.remat import recomputes_block
 
 
-def rematerialized(block: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def rematerialized(block: Callable[..., Any], remat: Remat, layer: int) -> Callable[..., Any]:
     """``block`` as the policy runs it."""
-    if not RECOMPUTES_BLOCK[remat]:
+    if not recomputes_block(remat, layer):
         return block
     return functools.partial(checkpoint, block, use_reentrant=False)

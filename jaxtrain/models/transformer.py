@@ -20,6 +20,7 @@ from flax import nnx
 from jaxtrain.attention import Attention
 from jaxtrain.precision import Dtypes
 from jaxtrain.remat import rematerialized
+from jaxtrain.tensors import named, record, scope
 from jaxtrain.weights import slot_shapes
 from shared.config.schema import Remat
 from shared.models.rope import rope_table
@@ -97,12 +98,13 @@ class SelfAttention(nnx.Module):
     def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTKD, v_BTKD = (
-            x.reshape(B, T, -1, self.spec.head_dim) for x in side_by_side(x_BTC, (self.q, self.k, self.v))
+            named(name, x).reshape(B, T, -1, self.spec.head_dim)
+            for name, x in zip("qkv", side_by_side(x_BTC, (self.q, self.k, self.v)), strict=True)
         )
         if rotation is not None:
             q_BTHD, k_BTKD = rotation(q_BTHD), rotation(k_BTKD)
-        context_BTHD = self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT)
-        return self.out(context_BTHD.reshape(B, T, -1))
+        context_BTHD = named("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT))
+        return named("out", self.out(context_BTHD.reshape(B, T, -1)))
 
 
 class FeedForward(nnx.Module):
@@ -118,8 +120,11 @@ class FeedForward(nnx.Module):
     def __call__(self, x_BTC: jax.Array) -> jax.Array:
         if self.activation == "silu_gated":
             gate_BTF, up_BTF = side_by_side(x_BTC, (self.gate, self.up))
-            return self.down(jax.nn.silu(gate_BTF) * up_BTF)
-        return self.down(jax.nn.gelu(self.up(x_BTC), approximate=self.activation == "gelu_tanh"))
+            inner_BTF = jax.nn.silu(named("gate", gate_BTF)) * named("up", up_BTF)
+        else:
+            up_BTF = named("up", self.up(x_BTC))
+            inner_BTF = jax.nn.gelu(up_BTF, approximate=self.activation == "gelu_tanh")
+        return named("down", self.down(inner_BTF))
 
 
 class Block(nnx.Module):
@@ -132,8 +137,10 @@ class Block(nnx.Module):
         self.mlp = FeedForward(spec, run, layers)
 
     def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, segments_BT)
-        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+        y_BTC = record("attention_norm", self.attention_norm(x_BTC))
+        x_BTC = x_BTC + self.attention(y_BTC, rotation, segments_BT)
+        y_BTC = record("mlp_norm", self.mlp_norm(x_BTC))
+        return x_BTC + self.mlp(y_BTC)
 
 
 class Embedding(nnx.Module):
@@ -197,11 +204,19 @@ class Transformer(nnx.Module):
     def __call__(
         self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None, positions_BT: jax.Array | None = None
     ) -> jax.Array:
-        """Logits [B, T, V] in the compute dtype."""
-        x_BTC = self.embedding(tokens_BT, positions_BT)
+        """Logits [B, T, V]."""
+        return record("logits", self.logits(self.hidden(tokens_BT, segments_BT, positions_BT)))
+
+    def hidden(
+        self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None, positions_BT: jax.Array | None = None
+    ) -> jax.Array:
+        """What the output head reads, [B, T, C] in the compute dtype."""
+        x_BTC = record("embedding", self.embedding(tokens_BT, positions_BT))
         rotation = Rotation.of(self.spec, tokens_BT.shape[1], positions_BT, self.run.dtypes.islands)
-        x_BTC = self._blocks(x_BTC, rotation, segments_BT)
-        x_BTC = self.final_norm(x_BTC)
+        return record("final_norm", self.final_norm(self._blocks(x_BTC, rotation, segments_BT)))
+
+    def logits(self, x_BTC: jax.Array) -> jax.Array:
+        """Logits [B, T, V] in the compute dtype."""
         if not self.spec.tied:
             return self.head(x_BTC)
         return jnp.einsum("btc,vc->btv", x_BTC, self.embedding.tokens[...].astype(x_BTC.dtype))
@@ -215,8 +230,9 @@ class Transformer(nnx.Module):
         apply = rematerialized(apply, self.run.remat, self.run.scan_layers)
         if self.run.scan_layers:
             return jax.lax.scan(lambda x, layer: (apply(x, layer), None), x_BTC, stacked)[0]
-        for one_layer in _unstack(stacked, self.spec.num_layers):
-            x_BTC = apply(x_BTC, one_layer)
+        for layer, weights in enumerate(_unstack(stacked, self.spec.num_layers)):
+            with scope(f"layers.{layer}"):
+                x_BTC = record("output", apply(x_BTC, weights))
         return x_BTC
 
 

@@ -35,6 +35,7 @@ LIMITS = {
     "float32": Limit(1e-4),
     # Rounding alone gives 8e-3, which hides small mistakes: agreement here is necessary, not sufficient.
     "bfloat16": Limit(2e-2),
+    "tf32": Limit(2e-2),
     "float16": Limit(2e-2),
 }
 

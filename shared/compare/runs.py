@@ -71,7 +71,12 @@ class Run:
 
     @property
     def precision(self) -> str:
-        return str(self.recipe.get("precision"))
+        """The format that decides how finely its losses are rounded."""
+        roles = self.recipe.get("precision")
+        if not isinstance(roles, dict):
+            return "unknown"
+        matmul = roles.get("matmul", "exact")
+        return str(roles.get("compute") if matmul == "exact" else matmul)
 
 
 def load_run(path: str | Path) -> Run:

@@ -126,7 +126,7 @@ def _notes(comparison: Comparison) -> list[str]:
     pair = comparison.held_out
     if pair is not None and _rows_differ(pair):
         notes.append("The held-out losses were measured on different amounts of text (see evaluation.max_rows).")
-    coarse = [run.precision for run in comparison.runs if run.precision in ("bfloat16", "float16")]
+    coarse = [run.precision for run in comparison.runs if run.precision in ("tf32", "bfloat16", "float16")]
     if coarse and not reasons(comparison):
         notes.append(f"In {coarse[0]}, rounding hides small mistakes; a float32 run tells more.")
     return notes

@@ -2,35 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from shared.config.section import PositiveInt, Section
+from shared.config.section import Bytes, PositiveInt, Section
 
 
 class Accumulation(Section):
     """Gradient accumulation: how a global batch is cut into microbatches. Does not change the result."""
 
-    microbatch: PositiveInt | None = None
-    """Sequences that a device processes at once; divides its share of the global batch. Default: all of it."""
+    microbatch: PositiveInt | Literal["auto"] | None = None
+    """Sequences that a device processes at once; divides its share of the global batch. ``auto``: the largest that
+    fits the device. Default: all of its share."""
+    sync: Literal["every", "last"] = "last"
+    """How often gradients are summed over the replicas: after ``every`` microbatch, or once, after the ``last``."""
 
 
-Remat = Literal["none", "full"]
+TensorName = Literal["q", "k", "v", "context", "out", "gate", "up", "down"]
+
+
+class Remat(Section):
+    """Rematerialisation (activation checkpointing): what the backward pass recomputes instead of keeping it.
+
+    ``none`` keeps all. ``full`` keeps each block's input and recomputes the rest. ``matmuls`` also keeps what every
+    matrix product and attention give, ``alternate`` what every second of them gives. Exactly one of the four settings
+    is given; the bare word is short for ``policy``."""
+
+    shorthand = "policy"
+
+    policy: Literal["none", "full", "matmuls", "alternate"] | None = None
+    """A policy by name."""
+    every: PositiveInt | None = None
+    """``full``, but only for every K-th block; the others keep all."""
+    names: list[TensorName] | None = None
+    """The tensors of a block that are kept, beside its input; all others are recomputed."""
+    budget: Bytes | None = None
+    """Bytes of activations that the blocks may keep between the passes, on one device: the names that save most
+    recomputation within it are kept."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Remat:
+        given = [name for name in ("policy", "every", "names", "budget") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"policy, every, names, budget: exactly one is to be given, not {' and '.join(given) or 0}"
+            )
+        return self
 
 
 class Parallel(Section):
-    """Sizes of the device mesh. One device for now."""
+    """Sizes of the device mesh."""
 
-    data: Annotated[int, Field(ge=1, le=1)] = 1
-    """Data-parallel replicas."""
+    data: PositiveInt = 1
+    """Data-parallel replicas: each processes its share of the rows, and gradients are summed over all."""
 
 
 class Offload(Section):
-    """What is kept in host memory instead of the device's."""
+    """What is kept in host memory instead of the device's. Does not change the result."""
 
-    optimizer: Literal["device"] = "device"
-    """Where the optimiser's moments live."""
+    optimizer: Literal["host", "device"] = "device"
+    """Where the optimiser's moments live between updates."""
+    activations: list[TensorName] = Field(default=[])
+    """Tensors of each block that wait in host memory for the backward pass."""
+    parameters: Literal["host", "device"] = "device"
+    """Where the parameters that the optimiser updates live between updates."""
 
 
 class JaxExecution(Section):
@@ -54,6 +90,9 @@ class Execution(Section):
     attention: Literal["auto", "reference", "fused"] = "auto"
     """``reference``: plain matrix products, which materialise all scores. ``fused``: splash attention on a TPU,
     scaled_dot_product_attention in PyTorch. ``auto``: fused where it can run."""
+    vocab_chunk: PositiveInt | None = None
+    """Vocabulary entries whose logits exist at once in the loss; null for all. Chunks are computed twice, and the
+    logits of a whole microbatch never exist."""
     jax: JaxExecution = JaxExecution()
     """For ``python -m jaxtrain``."""
     torch: TorchExecution = TorchExecution()

@@ -20,6 +20,13 @@ from shared.errors import nearest
 if TYPE_CHECKING:
     from shared.config.schema import Config
 
+WHOLE: tuple[KeyPath, ...] = (("remat",),)
+"""Sections of which one setting excludes another: what a target gives replaces what the file gives as a whole."""
+
+SHORTHANDS: dict[KeyPath, str] = {("precision",): "preset"}
+"""Sections that an override may complete where the file has a word: ``precision: bfloat16`` and then
+``precision.logits=float32``."""
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -75,6 +82,9 @@ class _Edit:
         for depth in range(1, len(self.path)):
             section, key = self.path[:depth], ".".join(self.path[:depth])
             value = document.get(section)
+            if isinstance(value, str) and (word := SHORTHANDS.get(section)):
+                document.set((*section, word), value, {(*section, word): document.origins[section]})
+                continue
             if not isinstance(value, dict | None):
                 location = self.origins[self.path].location
                 raise complaint(location, f"{key} is {describe(value)}, not a section; set it with {key}=VALUE")
@@ -121,10 +131,11 @@ def _merge(document: Document, source: KeyPath, into: KeyPath) -> None:
     """Set each field under ``source`` at its place under ``into``; a whole section given as null overrides nothing."""
     for key, value in document.get(source).items():
         given, path = (*source, key), (*into, key)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and path not in WHOLE:
             _merge(document, given, path)
         elif into or value is not None:
-            document.set(path, value, {path: document.origins[given]})
+            origins = document.under(given)
+            document.set(path, value, {(*path, *inner[len(given) :]): origin for inner, origin in origins.items()})
 
 
 def _validate(document: Document) -> Config:

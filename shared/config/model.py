@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from shared.config.section import PositiveInt, Section
+from shared.config.section import Fraction, PositiveInt, Section
 
 
 class Decoder(Section):
@@ -22,6 +22,9 @@ class Decoder(Section):
     """Number of transformer blocks."""
     num_attention_heads: PositiveInt
     """Number of query heads."""
+    dropout: Fraction = 0.0
+    """Share of elements that training sets to zero in the embedding's output and in what each attention and
+    feed-forward layer adds to the residual stream; the others are divided by 1 - dropout."""
     initializer_range: PositiveFloat
     """Standard deviation of the initial weights (of the result, not of a distribution truncated afterwards)."""
 

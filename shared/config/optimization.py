@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, WithJsonSchema, model_validator
 
 from shared.config.section import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
@@ -112,10 +113,26 @@ AnySchedule = Annotated[ConstantSchedule | CosineSchedule | WSDSchedule, Field(d
 class Batch(Section):
     """The global batch: what one optimiser update sees."""
 
-    global_batch: PositiveInt
-    """Sequences in one update, over all devices and microbatches."""
+    global_batch: Annotated[
+        PositiveInt, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})
+    ]
+    """Sequences in one update, over all devices and microbatches; or tokens, as ``65536 tokens``."""
     sequence_length: PositiveInt
     """Tokens in one sequence."""
 
-
-Precision = Literal["float64", "float32", "bfloat16", "float16"]
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_to_sequences(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not isinstance(length := value.get("sequence_length"), int) or length < 1:
+            return value
+        found = re.fullmatch(r"([0-9]+) ?tokens", str(value.get("global_batch")))
+        if found is None:
+            return value
+        sequences, rest = divmod(int(found[1]), length)
+        if rest or not sequences:
+            nearest = max(1, round(int(found[1]) / length)) * length
+            raise ValueError(
+                f"global_batch ({found[1]} tokens) must be a multiple of sequence_length ({length}); nearest valid: "
+                f"{nearest} tokens"
+            )
+        return value | {"global_batch": sequences}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
@@ -104,6 +104,16 @@ def _choices(annotation: Any) -> list[str]:
     return [choice for arg in get_args(annotation) for choice in _choices(arg)]
 
 
+def _words(field: FieldInfo) -> list[str]:
+    """The words that may stand for the section that a field holds."""
+    return [
+        word
+        for section in _sections(field.annotation)
+        if section.shorthand
+        for word in _choices(section.model_fields[section.shorthand].annotation)
+    ]
+
+
 def _names(variant: type[Section], tag: str) -> tuple[str, ...]:
     return get_args(variant.model_fields[tag].annotation)
 
@@ -128,6 +138,8 @@ def _homes(key: str) -> list[str]:
 
 def _explain(details: ErrorDetails, document: Document) -> Problem:
     spot = _find(details["loc"])
+    if isinstance(document.get(spot.path[:-1]), str):  # a word that stands for its section
+        spot = replace(spot, path=spot.path[:-1])
     origin = _origin(document, spot.path)
     kind, context = details["type"], details.get("ctx", {})
     match kind:
@@ -147,6 +159,13 @@ def _explain(details: ErrorDetails, document: Document) -> Problem:
             if kind == "literal_error" and isinstance(value, str) and spot.field is not None:
                 text = f"{_dotted(spot.path)} cannot be {describe_name(value)}; "
                 text += nearest(value, _choices(spot.field.annotation))
+            if spot.field is not None and spot.parent is not None and kind == "model_type":
+                words = _words(spot.field)
+                text = (
+                    f"{_dotted(spot.path)} must be {_either(words)} or a section; got {describe(value)}"
+                    if words
+                    else text
+                )
             if spot.path[-1:] == ("",):
                 text = f"{_dotted(spot.path[:-1])} has an entry without a name"
     return Problem(origin, spot.path, kind, text)

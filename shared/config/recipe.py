@@ -23,7 +23,11 @@ LOCATIONS: dict[str, Any] = {"cache_dir": True, "source": {"files"}, "tokenizer"
 
 def recipe_of(config: Config) -> dict[str, Any]:
     """The recipe as plain JSON data."""
+    from shared.config.precision import roles
+
     recipe = config.model_dump(mode="json", include=set(IDENTITY), exclude={"data": LOCATIONS})
+    scale = roles(config.precision)["loss_scale"]
+    recipe["precision"] = roles(config.precision) | {"loss_scale": scale and scale.model_dump(mode="json")}
     model = recipe["model"]
     if model["family"] == "llama" and model["head_dim"] is None:
         model["head_dim"] = model["hidden_size"] // model["num_attention_heads"]

@@ -39,6 +39,7 @@ from shared.config.execution import (
     Offload,
     Parallel,
     Remat,
+    TensorName,
     TorchExecution,
 )
 from shared.config.model import GPT2, Decoder, Llama, Model
@@ -51,10 +52,10 @@ from shared.config.optimization import (
     ConstantSchedule,
     CosineSchedule,
     Optimizer,
-    Precision,
     Schedule,
     WSDSchedule,
 )
+from shared.config.precision import Dtype, LossScale, Precision
 from shared.config.section import NonEmpty, Section, Seed
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "CosineSchedule",
     "Data",
     "Decoder",
+    "Dtype",
     "Evaluation",
     "Execution",
     "FileTokenizer",
@@ -81,6 +83,7 @@ __all__ = [
     "JsonLinesSource",
     "Llama",
     "Logging",
+    "LossScale",
     "Model",
     "Offload",
     "Optimizer",
@@ -93,6 +96,7 @@ __all__ = [
     "Source",
     "SpeechesSource",
     "TargetOverrides",
+    "TensorName",
     "TextSource",
     "Tokenizer",
     "TorchExecution",
@@ -140,9 +144,8 @@ class Config(Section):
     """Number formats; see :mod:`shared.policies.precision`."""
     accumulation: Accumulation = Accumulation()
     """How a global batch is cut into microbatches."""
-    remat: Remat = "none"
-    """Rematerialisation (activation checkpointing): ``full`` keeps only each block's input and recomputes the rest
-    in the backward pass."""
+    remat: Remat = Remat(policy="none")
+    """Rematerialisation (activation checkpointing)."""
     parallel: Parallel = Parallel()
     """The device mesh."""
     offload: Offload = Offload()
@@ -168,12 +171,22 @@ class Config(Section):
             )
         if self.evaluation.every is not None and not self.data.held_out_fraction:
             raise ValueError("evaluation.every needs held-out documents, and data.held_out_fraction is 0")
-        microbatch, rows = self.accumulation.microbatch, self.batch.global_batch
-        if microbatch is not None and rows % microbatch:
+        rows, replicas = self.batch.global_batch, self.parallel.data
+        if rows % replicas:
             raise ValueError(
-                f"accumulation.microbatch ({microbatch}) must divide batch.global_batch ({rows}); nearest valid: "
-                f"{_largest_divisor(rows, at_most=microbatch)}"
+                f"parallel.data ({replicas}) must divide batch.global_batch ({rows}); nearest valid: "
+                f"{_largest_divisor(rows, at_most=replicas)}"
             )
+        share, microbatch = rows // replicas, self.accumulation.microbatch
+        if isinstance(microbatch, int) and share % microbatch:
+            of_what = "batch.global_batch" if replicas == 1 else "a replica's share of batch.global_batch"
+            raise ValueError(
+                f"accumulation.microbatch ({microbatch}) must divide {of_what} ({share}); nearest valid: "
+                f"{_largest_divisor(share, at_most=microbatch)}"
+            )
+        for key, names in (("remat.names", self.remat.names), ("offload.activations", self.offload.activations)):
+            if isinstance(self.model, GPT2) and "gate" in (names or ()):
+                raise ValueError(f"{key} names 'gate', and the model.family gpt2 has no gate")
         return self
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 from shared.errors import UserError
 
 
-def num_microbatches(rows: int, microbatch: int | None) -> int:
+def num_microbatches(rows: int, microbatch: int | str | None) -> int:
     """How many microbatches ``rows`` rows of one device make.
 
     Raises UserError when the microbatch does not divide the rows.
     """
     if microbatch is None:
         return 1
+    assert isinstance(microbatch, int), "auto is resolved before"
     if rows % microbatch:
         raise UserError(
             f"accumulation.microbatch ({microbatch}) must divide the {rows} sequences that each device gets of a "

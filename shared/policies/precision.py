@@ -1,54 +1,41 @@
 """Precision: which number format each part of a step uses.
 
-A preset expands to one dtype a role, so nothing is left to a framework's own idea of mixed precision. What stays in
-float32 whatever the compute dtype (the *islands*): norms' statistics, softmax, rotary angles, the loss, gradient
-accumulators, the optimiser. Under ``float64`` everything is float64, islands too.
+A preset expands to one dtype a role, so nothing is left to a framework's own idea of mixed precision; a recipe may
+depart from it role by role. What the presets keep in float32 whatever the compute dtype (the *islands*): norms'
+statistics, softmax, rotary angles, the loss; and gradient accumulators and the optimiser beside them. Under
+``float64`` everything is float64, islands too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.schema import Precision
-
-
-@dataclass(frozen=True)
-class LossScale:
-    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), by the rule of PyTorch's GradScaler.
-
-    Gradients are divided by the scale once, after the last microbatch. If any is not finite, the update is skipped
-    (nothing advances: no parameter, moment, update count or average) and the scale is multiplied by ``backoff``;
-    after ``growth_interval`` good updates in a row it is multiplied by ``growth``.
-    """
-
-    initial: float = 2.0**16
-    growth: float = 2.0
-    backoff: float = 0.5
-    growth_interval: int = 2000
+from shared.config.precision import LossScale, Precision, roles
 
 
 @dataclass(frozen=True)
 class PrecisionPolicy:
     """The dtype of every role in a training step; names are NumPy's plus ``bfloat16``."""
 
-    name: str
     parameters: str
-    """Parameters as the optimiser sees them, their moments and their average."""
+    """Parameters between updates, and their average."""
     compute: str
     """Activations and the operands of every matrix product."""
+    logits: str
+    """What the output head's product gives."""
     islands: str
     """Softmax, norm statistics, rotary tables, logits once they enter the loss, the loss."""
     accumulate: str
-    """Gradient accumulators, the gradient norm, loss sums."""
+    """Gradient accumulators, the gradient norm, loss sums, and the arithmetic of the update."""
+    reduce: str
+    """Gradients while they are summed over replicas."""
+    optimizer_state: str
+    """The optimiser's moments between updates."""
+    matmul: str
+    """How products of float32 operands are computed: ``exact``, ``tf32`` or ``bfloat16``."""
     loss_scale: LossScale | None
 
 
-def precision_policy(preset: Precision) -> PrecisionPolicy:
-    """The policy that a preset's name stands for."""
-    match preset:
-        case "float64":
-            return PrecisionPolicy(preset, "float64", "float64", "float64", "float64", None)
-        case "float32" | "bfloat16":
-            return PrecisionPolicy(preset, "float32", preset, "float32", "float32", None)
-        case "float16":
-            return PrecisionPolicy(preset, "float32", "float16", "float32", "float32", LossScale())
+def precision_policy(precision: Precision) -> PrecisionPolicy:
+    """The policy that a preset and its departures stand for."""
+    return PrecisionPolicy(**roles(precision))

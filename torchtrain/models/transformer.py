@@ -19,6 +19,7 @@ from shared.models.spec import ModelSpec
 from torchtrain.attention import Attention, visibility
 from torchtrain.precision import Dtypes
 from torchtrain.remat import rematerialized
+from torchtrain.tensors import named, record, scope
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,16 @@ class Norm(nn.Module):
 class Linear(nn.Module):
     """weight x + bias, in the compute dtype."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, run: Execution):
+    def __init__(self, name: str, inputs: int, outputs: int, bias: bool, run: Execution):
         super().__init__()
-        self.run = run
+        self.name, self.run = name, run
         self.weight = nn.Parameter(torch.zeros(outputs, inputs, dtype=run.dtypes.parameters))
         self.bias = nn.Parameter(torch.zeros(outputs, dtype=run.dtypes.parameters)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dtype = self.run.dtypes.compute
-        return F.linear(x, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return named(self.name, F.linear, x, self.weight.to(dtype), bias)
 
 
 class SelfAttention(nn.Module):
@@ -72,10 +74,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.spec, self.run = spec, run
         query_size, key_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.q = Linear(spec.hidden_size, query_size, spec.biases, run)
-        self.k = Linear(spec.hidden_size, key_size, spec.biases, run)
-        self.v = Linear(spec.hidden_size, key_size, spec.biases, run)
-        self.out = Linear(query_size, spec.hidden_size, spec.biases, run)
+        self.q = Linear("q", spec.hidden_size, query_size, spec.biases, run)
+        self.k = Linear("k", spec.hidden_size, key_size, spec.biases, run)
+        self.v = Linear("v", spec.hidden_size, key_size, spec.biases, run)
+        self.out = Linear("out", query_size, spec.hidden_size, spec.biases, run)
 
     def forward(self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None) -> torch.Tensor:
         B, T, _ = x_BTC.shape
@@ -84,7 +86,7 @@ class SelfAttention(nn.Module):
         )
         if rotation is not None:
             q_BTHD, k_BTKD = rotate(q_BTHD, rotation), rotate(k_BTKD, rotation)
-        context_BTHD = self.run.attention(q_BTHD, k_BTKD, v_BTKD, visible_BTT)
+        context_BTHD = named("context", self.run.attention, q_BTHD, k_BTKD, v_BTKD, visible_BTT)
         return self.out(context_BTHD.reshape(B, T, -1))
 
 
@@ -95,9 +97,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gate = None
         if spec.activation == "silu_gated":
-            self.gate = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run)
-        self.up = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run)
-        self.down = Linear(spec.intermediate_size, spec.hidden_size, spec.biases, run)
+            self.gate = Linear("gate", spec.hidden_size, spec.intermediate_size, spec.biases, run)
+        self.up = Linear("up", spec.hidden_size, spec.intermediate_size, spec.biases, run)
+        self.down = Linear("down", spec.intermediate_size, spec.hidden_size, spec.biases, run)
         self.gelu = "tanh" if spec.activation == "gelu_tanh" else "none"
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
@@ -118,8 +120,10 @@ class Block(nn.Module):
         self.mlp = FeedForward(spec, run)
 
     def forward(self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None) -> torch.Tensor:
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, visible_BTT)
-        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+        y_BTC = record("attention_norm", self.attention_norm(x_BTC))
+        x_BTC = x_BTC + self.attention(y_BTC, rotation, visible_BTT)
+        y_BTC = record("mlp_norm", self.mlp_norm(x_BTC))
+        return x_BTC + self.mlp(y_BTC)
 
 
 class Embedding(nn.Module):
@@ -165,14 +169,14 @@ class Transformer(nn.Module):
         self.embedding = Embedding(spec, run)
         self.layers = nn.ModuleList(Block(spec, run) for _ in range(spec.num_layers))
         self.final_norm = Norm(spec, run)
-        self.head = None if spec.tied else Linear(spec.hidden_size, spec.vocab_size, False, run)
+        self.head = None if spec.tied else Linear("logits", spec.hidden_size, spec.vocab_size, False, run)
         if spec.rope_theta is not None:
             for name, table in zip(
                 ("cos", "sin"), rope_table(sequence_length, spec.head_dim, spec.rope_theta), strict=True
             ):
                 self.register_buffer(name, torch.tensor(table, dtype=run.dtypes.islands), persistent=False)
         blocks = (torch.compile(block) if run.compile else block for block in self.layers)
-        self._apply_blocks = [rematerialized(block, run.remat) for block in blocks]
+        self._apply_blocks = [rematerialized(block, run.remat, layer) for layer, block in enumerate(blocks)]
 
     def forward(
         self,
@@ -180,13 +184,26 @@ class Transformer(nn.Module):
         segments_BT: torch.Tensor | None = None,
         positions_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits [B, T, V] in the compute dtype."""
-        x_BTC = self.embedding(tokens_BT, positions_BT)
+        """Logits [B, T, V]."""
+        return record("logits", self.logits(self.hidden(tokens_BT, segments_BT, positions_BT)))
+
+    def hidden(
+        self,
+        tokens_BT: torch.Tensor,
+        segments_BT: torch.Tensor | None = None,
+        positions_BT: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What the output head reads, [B, T, C] in the compute dtype."""
+        x_BTC = record("embedding", self.embedding(tokens_BT, positions_BT))
         rotation = self._rotation(tokens_BT.shape[1], positions_BT)
         visible_BTT = visibility(segments_BT)
-        for block in self._apply_blocks:
-            x_BTC = block(x_BTC, rotation, visible_BTT)
-        x_BTC = self.final_norm(x_BTC)
+        for layer, block in enumerate(self._apply_blocks):
+            with scope(f"layers.{layer}"):
+                x_BTC = record("output", block(x_BTC, rotation, visible_BTT))
+        return record("final_norm", self.final_norm(x_BTC))
+
+    def logits(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] in the compute dtype."""
         return F.linear(x_BTC, self.embedding.tokens.to(x_BTC.dtype)) if self.head is None else self.head(x_BTC)
 
     def _rotation(self, length: int, positions_BT: torch.Tensor | None) -> Rotation | None:

@@ -8,7 +8,12 @@ from typing import Any
 
 from shared.run_directory import RunDirectory
 
-RECIPE = {"seed": 0, "precision": "float32", "optimizer": {"name": "adamw", "eps": 1e-8}, "schedule": {"steps": 4}}
+RECIPE = {
+    "seed": 0,
+    "precision": {"compute": "float32"},
+    "optimizer": {"name": "adamw", "eps": 1e-8},
+    "schedule": {"steps": 4},
+}
 FINGERPRINTS = {"recipe": "aaaa", "data": "bbbb", "initial_weights": "cccc", "learning_rates": "dddd"}
 
 

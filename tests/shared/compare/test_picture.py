@@ -21,7 +21,10 @@ NOISY = tuple(loss + 1e-6 * math.sin(step) for step, loss in enumerate(CURVE))
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a usual pair": ({"held_out": {200: 2.5, 400: 2.25}}, {"losses": NOISY, "held_out": {200: 2.5}}),
-    "float64": ({"recipe": {"precision": "float64"}}, {"losses": NOISY, "recipe": {"precision": "float64"}}),
+    "float64": (
+        {"recipe": {"precision": {"compute": "float64"}}},
+        {"losses": NOISY, "recipe": {"precision": {"compute": "float64"}}},
+    ),
     "long names": ({"device": LONG}, {"device": LONG}),
     "far apart": ({}, {"losses": tuple(2 * loss for loss in CURVE)}),
     "equal to the last bit": ({}, {}),

@@ -79,7 +79,7 @@ def test_losses_too_far_apart_are_a_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("precision", "same"), [("float32", False), ("bfloat16", True), ("float16", True)])
 def test_the_limit_follows_the_precision(tmp_path: Path, precision: str, same: bool) -> None:
-    recipe = {"precision": precision}
+    recipe = {"precision": {"compute": precision}}
     found = comparison(tmp_path, {"recipe": recipe, "losses": (4.01, 3.01, 2.01, 1.01)}, {"recipe": recipe})
     assert (reasons(found) == []) is same
 
@@ -92,7 +92,7 @@ def test_a_limit_of_the_users_replaces_the_value(tmp_path: Path) -> None:
 
 
 def test_float64_speaks_of_the_share_of_the_loss(tmp_path: Path) -> None:
-    recipe = {"precision": "float64"}
+    recipe = {"precision": {"compute": "float64"}}
     found = comparison(tmp_path, {"recipe": recipe, "losses": (4.0, 3.0, 2.0, 1.0 + 2**-50)}, {"recipe": recipe})
     assert "their losses differ by at most 8.9e-16 of their value over the first 4 steps (limit 1e-12)" in sentence(
         found
