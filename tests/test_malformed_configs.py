@@ -210,8 +210,8 @@ def overrides() -> Iterator[Malformed]:
         "schedule.warmup_steps=21", "schedule.warmup_steps=-1", "schedule.learning_rate=0",
         "schedule.learning_rate=fast", "schedule.final_learning_rate=-1", "batch.global_batch=0",
         "batch.global_batch=9", "batch.sequence_length=0", "precision=fp16", "precision=null", "remat=some",
-        "accumulation.microbatch=3", "accumulation.microbatch=16", "parallel.data=2", "parallel.data=true",
-        "offload.optimizer=host", "execution.attention=flash", "execution.torch.compile=1", "checkpoint.every=0",
+        "accumulation.microbatch=3", "accumulation.microbatch=16", "parallel.data=3", "parallel.data=true",
+        "offload.optimizer=disk", "execution.attention=flash", "execution.torch.compile=1", "checkpoint.every=0",
         "checkpoint.keep=0", "evaluation.max_rows=0", "logging.every=0", "logging.tensorboard=on",
         "targets.cpu.remat=some", "targets.cpu.batch.global_batch=4", "targets.cpu.accumulation.microbatch=5",
     ]  # fmt: skip

@@ -72,6 +72,8 @@ class Document:
         """The value at ``path``, or None."""
         value = self.values
         for key in path:
+            if isinstance(value, list):
+                value = dict(zip(map(str, range(len(value))), value, strict=True))
             value = value.get(key) if isinstance(value, dict) else None
         return value
 

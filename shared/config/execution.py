@@ -45,9 +45,8 @@ class Remat(Section):
     def _exactly_one(self) -> Remat:
         given = [name for name in ("policy", "every", "names", "budget") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"policy, every, names, budget: exactly one is to be given, not {' and '.join(given) or 0}"
-            )
+            found = " and ".join(given) or "none"
+            raise ValueError(f"policy, every, names or budget: exactly one is to be given, not {found}")
         return self
 
 

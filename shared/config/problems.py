@@ -158,17 +158,16 @@ def _explain(details: ErrorDetails, document: Document) -> Problem:
                 text += f"; write {int(value)}"
             if kind == "literal_error" and isinstance(value, str) and spot.field is not None:
                 text = f"{_dotted(spot.path)} cannot be {describe_name(value)}; "
-                text += nearest(value, _choices(spot.field.annotation))
-            if spot.field is not None and spot.parent is not None and kind == "model_type":
-                words = _words(spot.field)
-                text = (
-                    f"{_dotted(spot.path)} must be {_either(words)} or a section; got {describe(value)}"
-                    if words
-                    else text
-                )
+                text += nearest(_USUAL_NAMES.get(value, value), _choices(spot.field.annotation))
+            if kind == "model_type" and spot.field is not None and (words := _words(spot.field)):
+                text = f"{_dotted(spot.path)} must be {_either(words)}, or a section; got {describe(value)}"
             if spot.path[-1:] == ("",):
                 text = f"{_dotted(spot.path[:-1])} has an entry without a name"
     return Problem(origin, spot.path, kind, text)
+
+
+_USUAL_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""What other programs call the formats; by its letters alone, ``fp32`` is nearest to ``tf32``."""
 
 
 def _origin(document: Document, path: KeyPath) -> Origin:

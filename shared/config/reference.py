@@ -110,14 +110,20 @@ def _section(schema: Schema, key: str, value: Schema, level: int) -> list[str]:
         rule = f"Each entry is named after an accelerator and may hold, in part or in full: {keys}.\n"
         return [heading, value["description"] + "\n", rule]
     section = _resolve(schema, value["$ref"])
-    return [heading, section["description"] + "\n", *_fields(schema, key, section, level)]
+    description = section["description"]
+    if "anyOf" in section:
+        words = [word for choice in section["anyOf"] for word in choice.get("enum", ())]
+        description += "\n\nOne of the words " + ", ".join(f"`{word}`" for word in words) + ", or a section:"
+        section = section["anyOf"][-1]
+    return [heading, description + "\n", *_fields(schema, key, section, level)]
 
 
 def _fields(schema: Schema, key: str, section: Schema, level: int) -> list[str]:
     parts = [_table(section)] if section["properties"] else []
     for name, value in section["properties"].items():
-        if _is_section(value):
-            parts += _section(schema, f"{key}.{name}", value, level + 1)
+        for inner in (value, *value.get("anyOf", ())):
+            if _is_section(inner):
+                parts += _section(schema, f"{key}.{name}", inner, level + 1)
     return parts
 
 
@@ -146,6 +152,8 @@ def _type(value: Schema) -> str:
         return " or ".join(_type(choice) for choice in value["anyOf"])
     if "const" in value:
         return f"`{value['const']}`"
+    if value.get("type") == "array":
+        return "list of " + _type(value["items"])
     if "enum" in value:
         return ", ".join(f"`{choice}`" for choice in value["enum"])
     if value["type"] in ("integer", "number"):

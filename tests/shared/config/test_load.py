@@ -22,7 +22,7 @@ def test_the_example_is_read_as_written(tmp_path: Path) -> None:
     assert isinstance(config.model, Llama) and config.model.rms_norm_eps == 1e-5
     assert config.model.rope_theta == 10000.0 and isinstance(config.model.rope_theta, float)
     assert config.execution.attention == "reference" and config.execution.jax.layers == "scan"
-    assert config.accumulation.microbatch is None and config.remat == "none"
+    assert config.accumulation.microbatch is None and config.remat.policy == "none"
 
 
 @pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -40,7 +40,7 @@ def test_a_target_overrides_single_fields_and_leaves_their_neighbours(tmp_path: 
     assert resolved.config.execution.jax.layers == "unroll"
     assert resolved.config.execution.attention == "reference"
     assert resolved.config.accumulation.microbatch == 4
-    assert resolved.config.remat == "none"
+    assert resolved.config.remat.policy == "none"
 
 
 def test_the_command_line_overrides_the_target(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_the_command_line_overrides_the_target(tmp_path: Path) -> None:
 
 
 def test_the_command_line_can_change_a_target_and_add_one(tmp_path: Path) -> None:
-    assert load(tmp_path, "targets.v5e-1.remat=none", target="v5e-1").config.remat == "none"
-    assert load(tmp_path, "targets.t4.remat=full", target="t4").config.remat == "full"
+    assert load(tmp_path, "targets.v5e-1.remat=none", target="v5e-1").config.remat.policy == "none"
+    assert load(tmp_path, "targets.t4.remat=full", target="t4").config.remat.policy == "full"
 
 
 def test_a_change_to_the_merged_section_does_not_change_the_target_it_came_from(tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_a_target_can_set_a_field_back_to_null(tmp_path: Path) -> None:
 
 def test_a_target_left_null_overrides_nothing(tmp_path: Path) -> None:
     config = load(tmp_path, "targets.v5e-1.execution=null", target="v5e-1").config
-    assert config.execution.attention == "reference" and config.remat == "full"
+    assert config.execution.attention == "reference" and config.remat.policy == "full"
 
 
 def test_the_detected_accelerator_chooses_the_target(tmp_path: Path) -> None:
     assert load(tmp_path, detect=lambda: "v5e-1").target == "v5e-1"
-    assert load(tmp_path, detect=lambda: "v5e-1").config.remat == "full"
+    assert load(tmp_path, detect=lambda: "v5e-1").config.remat.policy == "full"
 
 
 def test_a_detected_accelerator_without_an_entry_changes_nothing(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_override_can_switch_a_variant_key_by_key(tmp_path: Path) -> None:
         ("schedule.stepz=3", "schedule.stepz is not a known key; did you mean 'steps'?"),
         ("modle.hidden_size=3", "modle is not a known key; did you mean 'model'?"),
         ("learning_rate=3", "learning_rate is not a known key; did you mean 'schedule.learning_rate'?"),
-        ("remat.x=1", "remat must be 'none' or 'full'; got a section"),
+        ("remat.x=1", "remat.x is not a known key; valid choices: budget, every, names, policy"),
         ("seed.x=1", "seed is the number 1, not a section; set it with seed=VALUE"),
         ("model.family.x.y=1", "model.family is the text 'llama', not a section; set it with model.family=VALUE"),
         ("schedule.steps=", "a value is missing after '='; an empty one is written null"),

@@ -61,15 +61,27 @@ LLAMA = """\
          "'yes'"),
         ("corpus/*.txt", "''", "16: data.source.files must not be empty; got the text ''"),
         ("corpus/*.txt", "[a, b]", "16: data.source.files must be text; got a list"),
-        ("precision: float32", "precision: fp32", "34: precision cannot be 'fp32'; valid choices: bfloat16, float16, "
-         "float32, float64"),
+        ("precision: float32", "precision: fp32", "34: precision cannot be 'fp32'; did you mean 'float32'?"),
+        ("precision: float32", "precision: 7", "34: precision must be 'float64', 'float32', 'tf32', 'bfloat16' or "
+         "'float16', or a section; got the number 7"),
+        ("precision: float32", "precision: {preset: float32, compute: bf16}", "34: precision.compute cannot be 'bf16'; "
+         "did you mean 'bfloat16'?"),
+        ("precision: float32", "precision: {compute: float32}", "34: precision.preset is missing"),
+        ("global_batch: 16", "global_batch: 1000 tokens", "33: batch.global_batch (1000 tokens) must be a multiple of "
+         "sequence_length (256); nearest valid: 1024 tokens"),
+        ("    remat: full", "    remat: {every: 2, names: [q]}", "43: targets.v5e-1.remat.policy, every, names or "
+         "budget: exactly one is to be given, not every and names"),
+        ("    remat: full", "    remat: {budget: 2 GB}", "43: targets.v5e-1.remat.budget must be a number of bytes, "
+         "such as 500 MiB or 2 GiB; got the text '2 GB'"),
+        ("    remat: full", "    remat: {names: [z]}", "43: targets.v5e-1.remat.names.0 must be 'q', 'k', 'v', "
+         "'context', 'out', 'gate', 'up' or 'down'; got the text 'z'"),
         ("packing: stream", "packing: streem", "18: data.packing cannot be 'streem'; did you mean 'stream'?"),
         ("batch: {global_batch: 16, sequence_length: 256}", "batch: [1]", "33: batch must be a section of 'key: value' "
          "lines; got a list"),
         ("batch: {", "batch: {microbatch: 2, ", "33: batch.microbatch is not a known key; did you mean "
          "'accumulation.microbatch'?"),
         ("  eps: 1e-8", "  eps: 1e-8\n  every: 5", "25: optimizer.every is not a known key; did you mean "
-         "'checkpoint.every', 'evaluation.every' or 'logging.every'?"),
+         "'remat.every', 'checkpoint.every', 'evaluation.every' or 'logging.every'?"),
         ("  eps: 1e-8", "  eps: 1e-8\n  momentum: 0.9", "25: optimizer.momentum belongs to name 'sgd', but "
          "optimizer.name is 'adamw'"),
         ("    remat: full", "", "42: targets.v5e-1 must be a section of 'key: value' lines; got null"),

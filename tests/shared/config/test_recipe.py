@@ -18,12 +18,13 @@ from tests.shared.config.example import TEXT, load
 CANONICAL = (
     '{"batch":{"global_batch":16,"sequence_length":256},'
     '"data":{"held_out_fraction":0.05,"packing":"stream","source":{"kind":"text"},"tokenizer":{"kind":"bytes"}},'
-    '"model":{"family":"llama","head_dim":32,"hidden_size":128,"initializer_range":0.02,"intermediate_size":384,'
+    '"model":{"dropout":0.0,"family":"llama","head_dim":32,"hidden_size":128,"initializer_range":0.02,"intermediate_size":384,'
     '"num_attention_heads":4,"num_hidden_layers":4,"num_key_value_heads":2,"rms_norm_eps":1e-05,'
     '"rope_theta":10000.0,"tie_word_embeddings":true,"vocab_size":320},'
     '"optimizer":{"beta1":0.9,"beta2":0.95,"clip_norm":1.0,"ema_decay":null,"eps":1e-08,"name":"adamw",'
     '"weight_decay":0.1},'
-    '"precision":"float32",'
+    '"precision":{"accumulate":"float32","compute":"float32","islands":"float32","logits":"float32","loss_scale":null,'
+    '"matmul":"exact","optimizer_state":"float32","parameters":"float32","reduce":"float32"},'
     '"schedule":{"final_learning_rate":0.0001,"learning_rate":0.003,"name":"cosine","steps":600,"warmup_steps":40},'
     '"seed":1}'
 )
@@ -52,7 +53,7 @@ def test_the_hash_is_sha256_of_the_canonical_json(tmp_path: Path) -> None:
 
 def test_the_hash_never_changes_from_one_version_to_the_next(tmp_path: Path) -> None:
     # Runs made yesterday are compared with runs made today: a change here needs a reason, and a note in CHANGELOG.md.
-    assert hash_of(tmp_path) == "0deb197526631134"
+    assert hash_of(tmp_path) == "51839ad594fe4e9f"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -95,8 +96,11 @@ def test_negative_zero_is_zero(tmp_path: Path) -> None:
         "data.cache_dir=/tmp/cache",
         "accumulation.microbatch=2",
         "remat=full",
-        "parallel.data=1",
-        "offload.optimizer=device",
+        "parallel.data=2",
+        "accumulation.sync=every",
+        "offload.optimizer=host",
+        "offload.activations=[q]",
+        "execution.vocab_chunk=64",
         "execution.attention=fused",
         "execution.jax.layers=auto",
         "execution.torch.compile=true",
@@ -124,6 +128,16 @@ def test_a_tokenizers_location_is_left_out_and_its_end_of_text_is_not(tmp_path: 
 IDENTITY_CHANGES = [
     "seed=2",
     "precision=bfloat16",
+    "precision.parameters=bfloat16",
+    "precision.compute=float16",
+    "precision.logits=bfloat16",
+    "precision.islands=float64",
+    "precision.accumulate=float64",
+    "precision.reduce=bfloat16",
+    "precision.optimizer_state=bfloat16",
+    "precision.matmul=tf32",
+    "precision.loss_scale={initial: 8}",
+    "model.dropout=0.1",
     "model.vocab_size=321",
     "model.hidden_size=256",
     "model.intermediate_size=385",
@@ -160,6 +174,20 @@ IDENTITY_CHANGES = [
 def test_each_field_of_the_recipe_changes_the_hash(tmp_path: Path) -> None:
     hashes = [hash_of(tmp_path), *(hash_of(tmp_path, change) for change in IDENTITY_CHANGES)]
     assert len(set(hashes)) == len(hashes)
+
+
+def test_a_preset_and_its_roles_written_out_are_one_recipe(tmp_path: Path) -> None:
+    roles = "parameters: float32, logits: bfloat16, islands: float32, accumulate: float32, reduce: float32"
+    written_out = f"precision={{preset: float32, compute: bfloat16, {roles}, optimizer_state: float32, matmul: exact}}"
+    assert (
+        hash_of(tmp_path, written_out)
+        == hash_of(tmp_path, "precision=bfloat16")
+        == hash_of(tmp_path, "precision.compute=bfloat16")
+    )
+
+
+def test_a_batch_in_tokens_is_the_batch_in_sequences(tmp_path: Path) -> None:
+    assert hash_of(tmp_path, "batch.global_batch=4096 tokens") == hash_of(tmp_path)
 
 
 def test_the_changes_above_leave_no_field_of_the_recipe_out(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from shared.config.schema import GPT2, SGD, AdamW, Batch, Config, CosineSchedule, Llama, WSDSchedule
 
 # What may be left out, because leaving it out means "none", or has one answer that no framework gives.
-OPTIONAL = {"head_dim", "ema_decay", "nesterov"}
+OPTIONAL = {"head_dim", "ema_decay", "nesterov", "dropout"}
 
 
 @pytest.mark.parametrize("section", [Llama, GPT2, AdamW, SGD, CosineSchedule, WSDSchedule, Batch])
