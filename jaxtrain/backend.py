@@ -21,6 +21,7 @@ from jaxtrain.loss import cross_entropy_sum
 from jaxtrain.models.transformer import Architecture, Execution
 from jaxtrain.parallel import Placement
 from jaxtrain.precision import dtypes, matmul_precision
+from jaxtrain.trace import trace
 from jaxtrain.weights import export_slots, import_slots, slot_shapes
 from shared.backend import DeviceReport, StepMetrics, Sums
 from shared.batch import Batch
@@ -153,6 +154,9 @@ class JaxBackend:
 
     def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:
         return export_slots(self.spec, state.parameters)
+
+    def trace(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
+        return trace(self, state, batch)
 
     # -------------------------------------------------------------------------------------------------------- step
 

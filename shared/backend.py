@@ -96,6 +96,10 @@ class Backend(Protocol):
     def export_arrays(self, state: State) -> Iterator[tuple[str, np.ndarray]]:
         """(canonical name, array) of every parameter, one at a time, in host memory."""
 
+    def trace(self, state: State, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, array) of what a step on this batch computes, up to the gradients; see :mod:`shared.trace`. The state
+        is left as it is."""
+
 
 class Framework(Protocol):
     """A backend's package before anything heavy is imported: ``--help`` and wrong configs answer without it."""

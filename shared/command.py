@@ -33,6 +33,9 @@ def parse(argv: Sequence[str], framework: Framework) -> argparse.Namespace:
     parser.add_argument(
         "--stop-at-step", type=int, metavar="N", help="save and stop after step N, as an interrupt would"
     )
+    parser.add_argument(
+        "--trace", type=int, metavar="N", help="write every named tensor of step N to traces/N.npz in the run directory"
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     parser.add_argument(
         "overrides",
@@ -55,4 +58,6 @@ def _train(arguments: argparse.Namespace, argv: list[str], framework: Framework)
     resolved = load_config(arguments.config, arguments.overrides, arguments.target, framework.detect_target)
     directory = arguments.run_dir or Path("runs") / f"{Path(arguments.config).stem}-{framework.name}"
     command = ["python", "-m", f"{framework.name}train", *argv]
-    return train_run(resolved, framework, directory, command, arguments.stop_at_step, arguments.quiet)
+    return train_run(
+        resolved, framework, directory, command, arguments.stop_at_step, arguments.trace, quiet=arguments.quiet
+    )

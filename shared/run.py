@@ -25,7 +25,13 @@ from shared.trainer import Outcome, Trainer
 
 
 def train_run(
-    resolved: Resolved, framework: Framework, path: Path, command: list[str], stop_at_step: int | None, quiet: bool
+    resolved: Resolved,
+    framework: Framework,
+    path: Path,
+    command: list[str],
+    stop_at_step: int | None,
+    trace_step: int | None,
+    quiet: bool,
 ) -> int:
     """Train; returns the exit status."""
     config = resolved.config
@@ -38,6 +44,8 @@ def train_run(
     _require_same_run(directory, checkpoints, facts)
     latest = checkpoints.latest()
     done, last = latest.step if latest else 0, min(total, stop_at_step or total)
+    if trace_step is not None and not done < trace_step <= last:
+        raise UserError(f"--trace {trace_step}: this run goes from step {done + 1} to {last}; choose one of them")
     if done >= last:
         print(f"{path} is already trained to step {done} of {total}; nothing to do")
         return 0
@@ -72,6 +80,8 @@ def train_run(
             trainer = Trainer(
                 config, backend, data, recorder, checkpoints, {**facts, "fingerprints": fingerprints}, interrupt
             )
+            if trace_step is not None:
+                trainer.traced = trace_step, directory.traces / f"{trace_step}.npz"
             state, first = trainer.start()
             recorder.note(
                 f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device.kind}; recipe "

@@ -47,6 +47,7 @@ class RunDirectory:
         self.run_file = self.path / "run.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.traces = self.path / "traces"
         self._metrics: IO[bytes] | None = None
         self._unlock: weakref.finalize[[int], RunDirectory] | None = None
 

@@ -19,6 +19,7 @@ from shared.data.loader import Loader
 from shared.interrupt import Interrupt
 from shared.recorder import Recorder
 from shared.step_log import StepLog
+from shared.trace import Trace
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Trainer:
     facts: dict[str, Any]
     """What a checkpoint's manifest says of the run beside its step."""
     interrupt: Interrupt
+    traced: tuple[int, Path] | None = None
+    """A step to trace, and the file to write."""
 
     def start(self) -> tuple[State, int]:
         """The state to go on from, and how many steps it has seen."""
@@ -78,7 +81,10 @@ class Trainer:
         with Loader(self.data, first, last - first) as loader:
             for index, batch in loader:
                 step = index + 1
+                trace = Trace(self.backend, state, batch) if self.traced and self.traced[0] == step else None
                 state, metrics = self.backend.train_step(state, batch)
+                if trace and self.traced:
+                    trace.write(state, self.traced[1])
                 log.dispatched(
                     step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0
                 )

@@ -25,6 +25,7 @@ from torchtrain.batch import DeviceBatch, to_device
 from torchtrain.loss import cross_entropy_sum
 from torchtrain.models.transformer import Execution, Transformer
 from torchtrain.precision import dtypes
+from torchtrain.trace import trace
 from torchtrain.weights import export_parameters, import_parameters
 
 
@@ -130,6 +131,9 @@ class TorchBackend:
 
     def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:
         return export_parameters(self.spec, dict(state.model.named_parameters()))
+
+    def trace(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
+        return trace(self, state, batch)
 
     # -------------------------------------------------------------------------------------------------------- step
 

@@ -103,10 +103,9 @@ class FeedForward(nn.Module):
         self.gelu = "tanh" if spec.activation == "gelu_tanh" else "none"
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        up_BTF = self.up(x_BTC)
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x_BTC)) * up_BTF)
-        return self.down(F.gelu(up_BTF, approximate=self.gelu))
+            return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+        return self.down(F.gelu(self.up(x_BTC), approximate=self.gelu))
 
 
 class Block(nn.Module):

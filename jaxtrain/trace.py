@@ -1,0 +1,54 @@
+"""A step's tensors in JAX, by name: see :mod:`shared.trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from jaxtrain.accumulation import microbatches
+from jaxtrain.batch import DeviceBatch
+from jaxtrain.models.transformer import Architecture
+from jaxtrain.precision import matmul_precision
+from jaxtrain.tensors import recorded
+from jaxtrain.weights import export_slots
+from shared.batch import Batch
+from shared.config.schema import Remat
+from shared.trace import stitched
+
+if TYPE_CHECKING:
+    from jaxtrain.backend import JaxBackend, TrainState
+
+
+def trace(backend: JaxBackend, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
+    """Everything that the step will compute from this state and batch, up to the gradients."""
+    rows, count = backend.place(batch), backend.num_microbatches
+    yield "microbatch.rows", np.asarray(microbatches(np.arange(batch.num_rows, dtype=np.int32), count))
+
+    # Layers that are scanned over, or run twice, would record tracers of an inner function.
+    execution = replace(backend.execution, remat=Remat(policy="none"), scan_layers=False)
+    architecture = Architecture.of(backend.spec, execution)
+    names: list[str] = []
+
+    def forward(parameters: dict[str, jax.Array], part: DeviceBatch) -> list[jax.Array]:
+        with recorded() as values, matmul_precision(backend.policy):
+            architecture.bind(parameters)(part.tokens, part.segments, part.positions)
+        names[:] = values
+        return list(values.values())
+
+    step = jax.jit(forward)
+    stacked = microbatches(rows, count)
+    parts = [step(state.parameters, jax.tree.map(lambda x, a=a: x[a], stacked)) for a in range(count)]
+    for index, name in enumerate(names):
+        yield f"forward.{name}", stitched(np.asarray(part[index]) for part in parts)
+
+    scale = None if state.loss_scale is None else state.loss_scale.scale
+    loss, gradients = jax.jit(backend.gradients)(state.parameters, rows, scale)
+    if scale is not None:
+        loss, gradients = jax.tree.map(lambda x: x / scale, (loss, gradients))
+    yield "loss", np.asarray(loss)
+    for name, gradient in export_slots(backend.spec, gradients):
+        yield f"gradient.{name}", gradient
