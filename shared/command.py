@@ -34,7 +34,12 @@ def parse(argv: Sequence[str], framework: Framework) -> argparse.Namespace:
         "--stop-at-step", type=int, metavar="N", help="save and stop after step N, as an interrupt would"
     )
     parser.add_argument(
-        "--trace", type=int, metavar="N", help="write every named tensor of step N to traces/N.npz in the run directory"
+        "--trace",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="write every named tensor of step N to traces/N.npz in the run directory; may be given again",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     parser.add_argument(

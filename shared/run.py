@@ -30,7 +30,7 @@ def train_run(
     path: Path,
     command: list[str],
     stop_at_step: int | None,
-    trace_step: int | None,
+    traced: list[int],
     quiet: bool,
 ) -> int:
     """Train; returns the exit status."""
@@ -44,11 +44,12 @@ def train_run(
     _require_same_run(directory, checkpoints, facts)
     latest = checkpoints.latest()
     done, last = latest.step if latest else 0, min(total, stop_at_step or total)
-    if trace_step is not None and not done < trace_step <= last:
-        raise UserError(f"--trace {trace_step}: this run goes from step {done + 1} to {last}; choose one of them")
     if done >= last:
         print(f"{path} is already trained to step {done} of {total}; nothing to do")
         return 0
+    for step in traced:
+        if not done < step <= last:
+            raise UserError(f"--trace {step}: this run goes from step {done + 1} to {last}; choose one of them")
 
     spec = model_spec(config.model)
     data = open_data(config)
@@ -78,10 +79,15 @@ def train_run(
         directory.truncate_after(done)
         with Recorder(directory, last, config.logging.tensorboard, quiet, start_step=done) as recorder:
             trainer = Trainer(
-                config, backend, data, recorder, checkpoints, {**facts, "fingerprints": fingerprints}, interrupt
+                config=config,
+                backend=backend,
+                data=data,
+                recorder=recorder,
+                checkpoints=checkpoints,
+                facts={**facts, "fingerprints": fingerprints},
+                interrupt=interrupt,
+                traces={step: directory.traces / f"{step}.npz" for step in traced},
             )
-            if trace_step is not None:
-                trainer.traced = trace_step, directory.traces / f"{trace_step}.npz"
             state, first = trainer.start()
             recorder.note(
                 f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device.kind}; recipe "

@@ -9,7 +9,7 @@ clipping (``gradient.NAME``), what the update added to every parameter (``update
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from shared.backend import Backend, State
 from shared.batch import Batch
 from shared.errors import UserError
-from shared.run_directory import RunDirectory, writing
+from shared.run_directory import writing
 
 MAX_ELEMENTS = 1 << 18
 """Elements of one tensor that a trace holds at most."""
@@ -76,9 +76,3 @@ def read_trace(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: no such trace; --trace STEP writes one") from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile):
         raise UserError(f"{path}: cannot be read as a trace") from None
-
-
-def traces(directory: RunDirectory) -> Iterator[int]:
-    """The steps of which a run holds traces, in order."""
-    found = (path.stem for path in directory.traces.glob("*.npz"))
-    return iter(sorted(int(stem) for stem in found if stem.isdigit()))

@@ -7,7 +7,8 @@ evaluation and at a checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,8 @@ class Trainer:
     facts: dict[str, Any]
     """What a checkpoint's manifest says of the run beside its step."""
     interrupt: Interrupt
-    traced: tuple[int, Path] | None = None
-    """A step to trace, and the file to write."""
+    traces: Mapping[int, Path] = field(default_factory=dict)
+    """Steps to trace, and the file to write for each."""
 
     def start(self) -> tuple[State, int]:
         """The state to go on from, and how many steps it has seen."""
@@ -81,10 +82,10 @@ class Trainer:
         with Loader(self.data, first, last - first) as loader:
             for index, batch in loader:
                 step = index + 1
-                trace = Trace(self.backend, state, batch) if self.traced and self.traced[0] == step else None
+                trace = Trace(self.backend, state, batch) if step in self.traces else None
                 state, metrics = self.backend.train_step(state, batch)
-                if trace and self.traced:
-                    trace.write(state, self.traced[1])
+                if trace:
+                    trace.write(state, self.traces[step])
                 log.dispatched(
                     step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0
                 )
