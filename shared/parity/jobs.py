@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +47,16 @@ class Done:
     directory: Path
     status: int
     output: str
-    """The last lines on both streams, for a person."""
+    """What it printed, on both streams."""
 
     @property
     def ok(self) -> bool:
         return self.status == 0
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended in an error of the program, rather than of the run or the user."""
+        return "Traceback (most recent call last)" in self.output
 
     def metrics(self) -> Metrics:
         return RunDirectory(self.directory).read_metrics()
@@ -86,7 +91,8 @@ class Runner:
     """A mutant whose patch every child applies; see :mod:`shared.parity.mutated`."""
     threads: int | None = None
     """Threads of a child, where several run side by side."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    """Settings of every job."""
 
     def directory(self, backend: str, job: Job) -> Path:
         return self.work / f"{job.label}-{backend}"
@@ -110,7 +116,7 @@ class Runner:
                 ).returncode
                 if status:
                     break
-        return Done(job, backend, directory, status, "\n".join(log.read_text(errors="replace").splitlines()[-20:]))
+        return Done(job, backend, directory, status, log.read_text(errors="replace"))
 
     def command(self, backend: str, job: Job, stop: tuple[str, ...] = ()) -> list[str]:
         """The command line of a job."""
@@ -122,11 +128,11 @@ class Runner:
             launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.devices), "-m"]
         where = ["--run-dir", str(self.directory(backend, job)), "--quiet"] if job.trains else []
         # A later --stop-at-step replaces an earlier one.
-        rest = ["--config", str(job.config), *where, *job.flags, *stop, *job.overrides]
+        rest = ["--config", str(job.config), *where, *job.flags, *stop, *job.overrides, *self.overrides]
         return [sys.executable, *launch, *package, *rest]
 
     def _environment(self, backend: str, job: Job) -> dict[str, str]:
-        environment = {**os.environ, **self.environment}
+        environment = dict(os.environ)
         if self.threads is not None:
             environment["OMP_NUM_THREADS"] = str(self.threads)
         if backend == "jax":
@@ -134,6 +140,6 @@ class Runner:
                 flags = environment.get("XLA_FLAGS", "")
                 environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={job.devices}".strip()
             # Many short runs of equal programs: compile each once.
-            environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(self.work.parent / "compiled"))
+            environment.setdefault("JAX_COMPILATION_CACHE_DIR", str((self.work.parent / "compiled").resolve()))
             environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         return environment

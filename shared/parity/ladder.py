@@ -33,7 +33,7 @@ class Length:
 
 def ladder(path: Path, config: Config, overrides: Sequence[str], length: Length) -> list[Rung]:
     """The rungs for a recipe; ``overrides`` are those of the command line."""
-    length = length.within(config.schedule.steps)
+    length = length.within(min(length.full, config.schedule.steps))
 
     def job(label: str, steps: int, *settings: str, traced: Sequence[int] = (), **more: object) -> Job:
         # Every step is recorded, nothing is saved in between, and what the user said comes before what a rung needs.

@@ -27,6 +27,8 @@ class LadderView:
 
         self._rungs, self._runner = rungs, runner
         self._console = console or Console()
+        if not self._console.is_terminal:
+            self._console.width = 132
         self._verdicts: dict[str, Verdict] = {}
         self._running: dict[str, Job] = {}
         self._started = time.monotonic()
