@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shared.errors import UserError
 
@@ -66,8 +67,8 @@ def reference_attention(
     largest_BKGT1 = jax.lax.stop_gradient(jnp.max(scores_BKGTS, axis=-1, keepdims=True))
     weights_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT1)
     context_BKGTD = _product("bkgts,bksd->bkgtd", weights_BKGTS.astype(v_BKTD.dtype), v_BKTD, islands)
-    context_BKGTD = context_BKGTD / jnp.sum(weights_BKGTS, axis=-1, keepdims=True)
-    return jnp.swapaxes(context_BKGTD.reshape(B, H, T, D), 1, 2).astype(q_BTHD.dtype)
+    context_BKGTD = _normalized(context_BKGTD, jnp.sum(weights_BKGTS, axis=-1, keepdims=True), q_BTHD.dtype)
+    return jnp.swapaxes(context_BKGTD.reshape(B, H, T, D), 1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
@@ -93,6 +94,30 @@ def _product_backward(formula: str, dtype: Any, operands: Any, gradient: jax.Arr
 _product.defvjp(_product_forward, _product_backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _normalized(sums: jax.Array, total: jax.Array, dtype: Any) -> jax.Array:
+    """sums / total in ``dtype``, named ``context``.
+
+    Its gradient reads the quotient and not ``sums``, as flash attention's does, so that a remat policy that keeps
+    ``context`` need not run the product again.
+    """
+    return (sums / total).astype(dtype)
+
+
+def _normalized_forward(sums: jax.Array, total: jax.Array, dtype: Any) -> tuple[jax.Array, Any]:
+    context = checkpoint_name(_normalized(sums, total, dtype), "context")
+    return context, (context, total)
+
+
+def _normalized_backward(dtype: Any, residuals: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    context, total = residuals
+    share = gradient.astype(total.dtype) / total
+    return share, -jnp.sum(share * context.astype(total.dtype), axis=-1, keepdims=True)
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)
+
+
 def splash_attention(
     q_BTHD: jax.Array,
     k_BTKD: jax.Array,
@@ -108,7 +133,7 @@ def splash_attention(
     _, T, H, D = q_BTHD.shape
     K = k_BTKD.shape[2]
     causal = mask.MultiHeadMask([mask.CausalMask((T, T)) for _ in range(H // K)])
-    attend = kernel.make_splash_mqa_single_device(causal, interpret=interpret)
+    attend = kernel.make_splash_mqa_single_device(causal, interpret=interpret, residual_checkpoint_name="context")
     q_BKGTD = jnp.transpose((q_BTHD * D**-0.5).reshape(-1, T, K, H // K, D), (0, 2, 3, 1, 4))
     k_BKTD, v_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
     over_heads = jax.vmap(attend, in_axes=(0, 0, 0, None))

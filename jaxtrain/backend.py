@@ -30,6 +30,7 @@ from shared.initialization import initial_value
 from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches
 from shared.policies.precision import precision_policy
+from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
 
 
@@ -83,9 +84,8 @@ class JaxBackend:
         self.dtypes = dtypes(self.policy)
         self.spec = model_spec(config.model)
         self.placement = Placement(config.parallel, devices)
-        self.num_microbatches = num_microbatches(
-            config.batch.global_batch // config.parallel.data, config.accumulation.microbatch
-        )
+        share = config.batch.global_batch // config.parallel.data
+        self.num_microbatches = num_microbatches(share, config.accumulation.microbatch)
         platform = self.placement.mesh.devices.flat[0].platform
         layers = config.execution.jax.layers
         self.execution = Execution(
@@ -97,7 +97,7 @@ class JaxBackend:
                 self.dtypes.compute,
                 self.dtypes.islands,
             ),
-            remat=config.remat,
+            remat=remat_policy(config, self.spec, share // self.num_microbatches),
             scan_layers=platform != "cpu" if layers == "auto" else layers == "scan",
         )
         self.architecture = Architecture.of(self.spec, self.execution)

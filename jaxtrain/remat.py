@@ -1,4 +1,4 @@
-"""The remat policy in JAX: ``jax.checkpoint`` around a block."""
+"""The remat policy in JAX: ``jax.checkpoint`` around a block, with a policy over named tensors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from typing import Any
 
 import jax
 
-from shared.config.schema import Remat
-from shared.policies.remat import recomputes_block
+from shared.policies.remat import RematPolicy
 
 
-def rematerialized(block: Callable[..., Any], remat: Remat, in_scan: bool) -> Callable[..., Any]:
-    """``block`` as the policy runs it.
+def rematerialized(block: Callable[..., Any], policy: RematPolicy, in_scan: bool) -> Callable[..., Any]:
+    """``block`` recomputed in its backward pass, from its input and what the policy keeps.
 
     Inside a scan the loop itself keeps XLA from merging the two forward passes, so the barrier that
     ``prevent_cse`` puts around them is left out.
     """
-    if not recomputes_block(remat, layer=0):
-        return block
-    return jax.checkpoint(block, prevent_cse=not in_scan)
+    saved = None
+    if policy.offloaded:
+        saved = jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=sorted(policy.kept),
+            names_which_can_be_offloaded=sorted(policy.offloaded),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+    elif policy.kept:
+        saved = jax.checkpoint_policies.save_only_these_names(*sorted(policy.kept))
+    return jax.checkpoint(block, prevent_cse=not in_scan, policy=saved)

@@ -16,7 +16,7 @@ from jaxtrain.precision import matmul_precision
 from jaxtrain.tensors import recorded
 from jaxtrain.weights import export_slots
 from shared.batch import Batch
-from shared.config.schema import Remat
+from shared.policies.remat import RematPolicy
 from shared.trace import stitched
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def trace(backend: JaxBackend, state: TrainState, batch: Batch) -> Iterator[tupl
     yield "microbatch.rows", np.asarray(microbatches(np.arange(batch.num_rows, dtype=np.int32), count))
 
     # Layers that are scanned over, or run twice, would record tracers of an inner function.
-    execution = replace(backend.execution, remat=Remat(policy="none"), scan_layers=False)
+    execution = replace(backend.execution, remat=RematPolicy(None), scan_layers=False)
     architecture = Architecture.of(backend.spec, execution)
     names: list[str] = []
 

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from torchtrain.tensors import named
+
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(q_BTHD, k_BTKD, v_BTKD, visible_BTT or None) -> context_BTHD."""
 
@@ -52,7 +54,8 @@ def reference_attention(
         visible_BTT = torch.ones(T, T, dtype=torch.bool, device=q_BTHD.device).tril()[None]
     scores_BKGTS = scores_BKGTS.masked_fill(~visible_BTT[:, None, None], torch.finfo(islands).min)
     weights_BKGTS = scores_BKGTS.softmax(dim=-1).to(v_BTKD.dtype)
-    return torch.einsum("bkgts,bskd->btkgd", weights_BKGTS, v_BTKD).reshape(B, T, H, D)
+    product = functools.partial(torch.einsum, "bkgts,bskd->btkgd")
+    return named("context", product, weights_BKGTS, v_BTKD).reshape(B, T, H, D)
 
 
 def fused_attention(
@@ -60,12 +63,10 @@ def fused_attention(
 ) -> torch.Tensor:
     """``scaled_dot_product_attention``: whichever kernel of PyTorch's suits the device."""
     q_BHTD, k_BKTD, v_BKTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
-    context_BHTD = F.scaled_dot_product_attention(
-        q_BHTD,
-        k_BKTD,
-        v_BKTD,
+    attend = functools.partial(
+        F.scaled_dot_product_attention,
         attn_mask=None if visible_BTT is None else visible_BTT[:, None],
         is_causal=visible_BTT is None,
         enable_gqa=q_BHTD.shape[1] != k_BKTD.shape[1],
     )
-    return context_BHTD.transpose(1, 2)
+    return named("context", attend, q_BHTD, k_BKTD, v_BKTD).transpose(1, 2)

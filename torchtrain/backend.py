@@ -13,10 +13,12 @@ import torch
 from shared.backend import DeviceReport, StepMetrics, Sums
 from shared.batch import Batch
 from shared.config.schema import Config
+from shared.errors import UserError
 from shared.initialization import initial_value
 from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches
 from shared.policies.precision import precision_policy
+from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
 from torchtrain import checkpoint, devices, loss_scale, optimizer
 from torchtrain.accumulation import accumulate, microbatches
@@ -78,13 +80,19 @@ class TorchBackend:
         self.spec = model_spec(config.model)
         self.device = devices.device()
         self.asynchronous = self.device.type != "cpu"
+        self.num_microbatches = num_microbatches(config.batch.global_batch, config.accumulation.microbatch)
+        self.remat = remat_policy(config, self.spec, config.batch.global_batch // self.num_microbatches)
         if config.execution.torch.compile:
             devices.require_compiler(self.device)
-        self.num_microbatches = num_microbatches(config.batch.global_batch, config.accumulation.microbatch)
+            if self.remat.kept or self.remat.offloaded:
+                raise UserError(
+                    "execution.torch.compile=true hides a block's tensors from a remat that keeps some by name; "
+                    "nearest valid: remat=full, or leave compile false"
+                )
         self.execution = Execution(
             dtypes=self.dtypes,
             attention=choose_attention(config.execution.attention, self.dtypes.islands),
-            remat=config.remat,
+            remat=self.remat,
             compile=config.execution.torch.compile,
         )
         self.rates = torch.tensor(learning_rates(config.schedule), dtype=self.dtypes.accumulate, device=self.device)

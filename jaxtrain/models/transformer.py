@@ -22,9 +22,9 @@ from jaxtrain.precision import Dtypes
 from jaxtrain.remat import rematerialized
 from jaxtrain.tensors import named, record, scope
 from jaxtrain.weights import slot_shapes
-from shared.config.schema import Remat
 from shared.models.rope import rope_table
 from shared.models.spec import ModelSpec
+from shared.policies.remat import GROUPS, RematPolicy
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Execution:
 
     dtypes: Dtypes
     attention: Attention
-    remat: Remat
+    remat: RematPolicy
     scan_layers: bool
 
 
@@ -73,10 +73,14 @@ class Linear(nnx.Module):
         return y + self.bias[...].astype(dtype) if self.has_bias else y
 
 
-def side_by_side(x: jax.Array, linears: Sequence[Linear]) -> list[jax.Array]:
+def side_by_side(x: jax.Array, linears: Sequence[Linear], group: Sequence[str]) -> list[jax.Array]:
     """What several linear layers make of one input, as one matrix product: fewer passes over the activations, which
-    takes a fifth off a CPU's time. The weights stay apart, so names and sharding know nothing of it."""
+    takes a fifth off a CPU's time. The weights stay apart, so names and sharding know nothing of it.
+
+    Where remat keeps a part of the group, the products are apart, so that only the others run again."""
     dtype, run = x.dtype, linears[0].run
+    if not run.remat.fuses(group):
+        return [linear(x) for linear in linears]
     widths = [linear.kernel.shape[-1] for linear in linears]
     y = x @ jnp.concatenate([linear.kernel[...].astype(run.dtypes.compute) for linear in linears], axis=-1)
     if linears[0].has_bias:
@@ -99,11 +103,11 @@ class SelfAttention(nnx.Module):
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTKD, v_BTKD = (
             named(name, x).reshape(B, T, -1, self.spec.head_dim)
-            for name, x in zip("qkv", side_by_side(x_BTC, (self.q, self.k, self.v)), strict=True)
+            for name, x in zip("qkv", side_by_side(x_BTC, (self.q, self.k, self.v), GROUPS[0]), strict=True)
         )
         if rotation is not None:
             q_BTHD, k_BTKD = rotation(q_BTHD), rotation(k_BTKD)
-        context_BTHD = named("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT))
+        context_BTHD = record("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT))
         return named("out", self.out(context_BTHD.reshape(B, T, -1)))
 
 
@@ -119,7 +123,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x_BTC: jax.Array) -> jax.Array:
         if self.activation == "silu_gated":
-            gate_BTF, up_BTF = side_by_side(x_BTC, (self.gate, self.up))
+            gate_BTF, up_BTF = side_by_side(x_BTC, (self.gate, self.up), GROUPS[1])
             inner_BTF = jax.nn.silu(named("gate", gate_BTF)) * named("up", up_BTF)
         else:
             up_BTF = named("up", self.up(x_BTC))
@@ -227,13 +231,25 @@ class Transformer(nnx.Module):
         def apply(x_BTC: jax.Array, one_layer: Any) -> jax.Array:
             return nnx.merge(graph, one_layer)(x_BTC, rotation, segments_BT)
 
-        apply = rematerialized(apply, self.run.remat, self.run.scan_layers)
+        def several(x_BTC: jax.Array, layers: Any, first: int, count: int, in_scan: bool) -> jax.Array:
+            for layer, weights in enumerate(_unstack(layers, count), start=first):
+                recomputed = self.run.remat.recomputes(layer)
+                one = rematerialized(apply, self.run.remat, in_scan) if recomputed else apply
+                with scope(f"layers.{layer}"):
+                    x_BTC = record("output", one(x_BTC, weights))
+            return x_BTC
+
+        scanned, period = 0, self.run.remat.every or 1
         if self.run.scan_layers:
-            return jax.lax.scan(lambda x, layer: (apply(x, layer), None), x_BTC, stacked)[0]
-        for layer, weights in enumerate(_unstack(stacked, self.spec.num_layers)):
-            with scope(f"layers.{layer}"):
-                x_BTC = record("output", apply(x_BTC, weights))
-        return x_BTC
+            # One turn of the loop is one period of the remat policy; what does not fill one comes after the loop.
+            turns = self.spec.num_layers // period
+            scanned = turns * period
+            groups = jax.tree.map(lambda x: x[:scanned].reshape(turns, period, *x.shape[1:]), stacked)
+            x_BTC, _ = jax.lax.scan(lambda x, group: (several(x, group, 0, period, True), None), x_BTC, groups)
+            if scanned == self.spec.num_layers:
+                return x_BTC
+        rest = jax.tree.map(lambda x: x[scanned:], stacked) if scanned else stacked
+        return several(x_BTC, rest, scanned, self.spec.num_layers - scanned, False)
 
 
 def _unstack(stacked: Any, count: int) -> list[Any]:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shared.config.schema import Remat
 from shared.models.rope import rope_table
 from shared.models.spec import ModelSpec
+from shared.policies.remat import RematPolicy
 from torchtrain.attention import Attention, visibility
 from torchtrain.precision import Dtypes
 from torchtrain.remat import rematerialized
@@ -28,7 +28,7 @@ class Execution:
 
     dtypes: Dtypes
     attention: Attention
-    remat: Remat
+    remat: RematPolicy
     compile: bool
 
 
@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
         )
         if rotation is not None:
             q_BTHD, k_BTKD = rotate(q_BTHD, rotation), rotate(k_BTKD, rotation)
-        context_BTHD = named("context", self.run.attention, q_BTHD, k_BTKD, v_BTKD, visible_BTT)
+        context_BTHD = self.run.attention(q_BTHD, k_BTKD, v_BTKD, visible_BTT)
         return self.out(context_BTHD.reshape(B, T, -1))
 
 
@@ -175,7 +175,10 @@ class Transformer(nn.Module):
             ):
                 self.register_buffer(name, torch.tensor(table, dtype=run.dtypes.islands), persistent=False)
         blocks = (torch.compile(block) if run.compile else block for block in self.layers)
-        self._apply_blocks = [rematerialized(block, run.remat, layer) for layer, block in enumerate(blocks)]
+        self._apply_blocks = [
+            rematerialized(block, run.remat) if run.remat.recomputes(layer) else block
+            for layer, block in enumerate(blocks)
+        ]
 
     def forward(
         self,
