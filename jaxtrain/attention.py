@@ -59,20 +59,20 @@ def reference_attention(
     K = k_BTKD.shape[2]
     q_BKGTD = jnp.swapaxes(q_BTHD, 1, 2).reshape(B, K, H // K, T, D)
     k_BKTD, v_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
-    scores_BKGTS = _product("bkgtd,bksd->bkgts", q_BKGTD, k_BKTD, islands) * D**-0.5
+    scores_BKGTS = mixed_product("bkgtd,bksd->bkgts", q_BKGTD, k_BKTD, islands) * D**-0.5
     visible_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
     if segments_BT is not None:
         visible_BTS = visible_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
     scores_BKGTS = jnp.where(visible_BTS[:, None, None], scores_BKGTS, jnp.finfo(islands).min)
     largest_BKGT1 = jax.lax.stop_gradient(jnp.max(scores_BKGTS, axis=-1, keepdims=True))
     weights_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT1)
-    context_BKGTD = _product("bkgts,bksd->bkgtd", weights_BKGTS.astype(v_BKTD.dtype), v_BKTD, islands)
+    context_BKGTD = mixed_product("bkgts,bksd->bkgtd", weights_BKGTS.astype(v_BKTD.dtype), v_BKTD, islands)
     context_BKGTD = _normalized(context_BKGTD, jnp.sum(weights_BKGTS, axis=-1, keepdims=True), q_BTHD.dtype)
     return jnp.swapaxes(context_BKGTD.reshape(B, H, T, D), 1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def _product(formula: str, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+def mixed_product(formula: str, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
     """An einsum of compute-dtype operands whose sums come out unrounded, in ``dtype``.
 
     Its gradient rounds what comes back to the operands' dtype first. JAX's own would multiply in ``dtype``: twice the
@@ -81,17 +81,17 @@ def _product(formula: str, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
     return jnp.einsum(formula, a, b, preferred_element_type=dtype)
 
 
-def _product_forward(formula: str, a: jax.Array, b: jax.Array, dtype: Any) -> tuple[jax.Array, Any]:
-    return _product(formula, a, b, dtype), (a, b)
+def _mixed_forward(formula: str, a: jax.Array, b: jax.Array, dtype: Any) -> tuple[jax.Array, Any]:
+    return mixed_product(formula, a, b, dtype), (a, b)
 
 
-def _product_backward(formula: str, dtype: Any, operands: Any, gradient: jax.Array) -> Any:
+def _mixed_backward(formula: str, dtype: Any, operands: Any, gradient: jax.Array) -> Any:
     a, b = operands
     _, pull_back = jax.vjp(functools.partial(jnp.einsum, formula), a, b)
     return pull_back(gradient.astype(a.dtype))
 
 
-_product.defvjp(_product_forward, _product_backward)
+mixed_product.defvjp(_mixed_forward, _mixed_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

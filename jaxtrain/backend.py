@@ -17,7 +17,8 @@ from jaxtrain.accumulation import accumulate, microbatches
 from jaxtrain.attention import choose_attention
 from jaxtrain.batch import DeviceBatch, to_device
 from jaxtrain.devices import describe
-from jaxtrain.loss import cross_entropy_sum
+from jaxtrain.dropout import Dropout
+from jaxtrain.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from jaxtrain.models.transformer import Architecture, Execution
 from jaxtrain.parallel import Placement
 from jaxtrain.precision import dtypes, matmul_precision
@@ -98,6 +99,7 @@ class JaxBackend:
                 self.dtypes.islands,
             ),
             remat=remat_policy(config, self.spec, share // self.num_microbatches),
+            seed=config.seed,
             scan_layers=platform != "cpu" if layers == "auto" else layers == "scan",
         )
         self.architecture = Architecture.of(self.spec, self.execution)
@@ -170,24 +172,42 @@ class JaxBackend:
 
     def place(self, batch: Batch) -> DeviceBatch:
         """The batch on this run's devices, its rows spread as the mesh says."""
-        return to_device(batch, self.placement.rows)
+        return to_device(batch, self.placement.rows, numbered=self.spec.dropout > 0)
 
-    def loss_sum(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> jax.Array:
-        """Sum of the cross entropy over the rows' valid tokens, in the islands' dtype."""
+    def dropout(self, batch: DeviceBatch, update: jax.Array | None) -> Dropout | None:
+        """Dropout after that many completed updates; None where there is none, as in an evaluation."""
+        if update is None or batch.rows is None:
+            return None
+        return Dropout(update, batch.rows, self.spec.dropout, self.dtypes.islands)
+
+    def loss_sum(
+        self, parameters: dict[str, jax.Array], batch: DeviceBatch, update: jax.Array | None = None
+    ) -> jax.Array:
+        """Sum of the cross entropy over the rows' valid tokens, in the islands' dtype; with dropout for ``update``."""
         model = self.architecture.bind(parameters)
-        logits_BTV = model(batch.tokens, batch.segments, batch.positions)
+        inputs = batch.tokens, batch.segments, batch.positions, self.dropout(batch, update)
+        if (chunk := self.config.execution.vocab_chunk) is not None:
+            hidden_BTC, head_VC = model.hidden(*inputs), model.head_matrix()
+            roles = self.dtypes.logits, self.dtypes.islands
+            return chunked_cross_entropy_sum(hidden_BTC, head_VC, batch.targets, batch.mask, chunk, *roles)
+        logits_BTV = model(*inputs)
         return cross_entropy_sum(logits_BTV, batch.targets, batch.mask, self.dtypes.islands)
 
     def gradients(
-        self, parameters: dict[str, jax.Array], batch: DeviceBatch, scale: jax.Array | None = None
+        self,
+        parameters: dict[str, jax.Array],
+        batch: DeviceBatch,
+        scale: jax.Array | None = None,
+        update: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``."""
+        """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``; with dropout
+        for ``update``."""
         weight = 1.0 / jnp.maximum(jnp.sum(batch.mask), 1).astype(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.astype(weight.dtype)
 
         def share(parameters: dict[str, jax.Array], microbatch: DeviceBatch) -> jax.Array:
-            return self.loss_sum(parameters, microbatch) * weight
+            return self.loss_sum(parameters, microbatch, update) * weight
 
         with matmul_precision(self.policy):
             return accumulate(
@@ -198,7 +218,7 @@ class JaxBackend:
         self, state: TrainState, batch: DeviceBatch, rates: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        loss, gradients = self.gradients(state.parameters, batch, scale)
+        loss, gradients = self.gradients(state.parameters, batch, scale, state.num_updates)
         if scale is not None:
             loss, gradients = jax.tree.map(lambda x: x / scale, (loss, gradients))
         norm = optimizer.global_norm(gradients)

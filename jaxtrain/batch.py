@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from shared.batch import Batch
 
@@ -17,9 +18,12 @@ class DeviceBatch(NamedTuple):
     mask: jax.Array
     segments: jax.Array | None
     positions: jax.Array | None
+    rows: jax.Array | None
+    """int32 [B]: numbers of the rows in the global batch, where dropout needs them."""
 
 
-def to_device(batch: Batch, sharding: jax.sharding.Sharding) -> DeviceBatch:
-    """Start the transfer; returns at once."""
-    host = (batch.tokens, batch.targets, batch.mask, batch.segments, batch.positions)
+def to_device(batch: Batch, sharding: jax.sharding.Sharding, numbered: bool) -> DeviceBatch:
+    """Start the transfer; returns at once. ``numbered``: with the numbers of the rows."""
+    rows = np.arange(batch.num_rows, dtype=np.int32) if numbered else None
+    host = (batch.tokens, batch.targets, batch.mask, batch.segments, batch.positions, rows)
     return DeviceBatch(*jax.device_put(host, sharding))

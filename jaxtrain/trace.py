@@ -33,20 +33,23 @@ def trace(backend: JaxBackend, state: TrainState, batch: Batch) -> Iterator[tupl
     architecture = Architecture.of(backend.spec, execution)
     names: list[str] = []
 
-    def forward(parameters: dict[str, jax.Array], part: DeviceBatch) -> list[jax.Array]:
+    def forward(parameters: dict[str, jax.Array], part: DeviceBatch, update: jax.Array) -> list[jax.Array]:
+        model, dropout = architecture.bind(parameters), backend.dropout(part, update)
         with recorded() as values, matmul_precision(backend.policy):
-            architecture.bind(parameters)(part.tokens, part.segments, part.positions)
+            model(part.tokens, part.segments, part.positions, dropout)
         names[:] = values
         return list(values.values())
 
     step = jax.jit(forward)
     stacked = microbatches(rows, count)
-    parts = [step(state.parameters, jax.tree.map(lambda x, a=a: x[a], stacked)) for a in range(count)]
+    parts = [
+        step(state.parameters, jax.tree.map(lambda x, a=a: x[a], stacked), state.num_updates) for a in range(count)
+    ]
     for index, name in enumerate(names):
         yield f"forward.{name}", stitched(np.asarray(part[index]) for part in parts)
 
     scale = None if state.loss_scale is None else state.loss_scale.scale
-    loss, gradients = jax.jit(backend.gradients)(state.parameters, rows, scale)
+    loss, gradients = jax.jit(backend.gradients)(state.parameters, rows, scale, state.num_updates)
     if scale is not None:
         loss, gradients = jax.tree.map(lambda x: x / scale, (loss, gradients))
     yield "loss", np.asarray(loss)

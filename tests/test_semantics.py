@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shared.batch import Batch
-from shared.policies.precision import LossScale
+from shared.config.schema import LossScale
 from shared.schedule import learning_rates
 from tests import backends, test_attention
 from tests.recipes import ADAMW, GPT2, LLAMA, SGD, random_batch, recipe

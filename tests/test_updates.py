@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shared.batch import Batch
-from shared.config.schema import AdamW, Config
+from shared.config.schema import AdamW, Config, LossScale
 from shared.initialization import initial_value
 from shared.models import model_spec
-from shared.policies import precision
 from shared.schedule import learning_rates
 from tests import backends
 from tests.recipes import ADAMW, SGD, random_batch, recipe
@@ -119,13 +119,11 @@ def average_arrays(backend: Any, state: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
-def test_loss_scales_and_skips_follow_the_rule_and_change_nothing_else(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_scales_and_skips_follow_the_rule_and_change_nothing_else(name: str) -> None:
     """A scale that starts far too high overflows, is halved until it fits, grows again and overflows again."""
-    rule = precision.LossScale(initial=2.0**40, growth_interval=3)
-    monkeypatch.setattr(precision, "LossScale", lambda: rule)
-    config = recipe(precision="float16", optimizer=ADAMW | {"ema_decay": 0.5})
+    rule = LossScale(initial=2.0**40, growth_interval=3)
+    precision = {"preset": "float16", "loss_scale": rule.model_dump()}
+    config = recipe(precision=precision, optimizer=ADAMW | {"ema_decay": 0.5})
     batch = random_batch(config)
     with backends.make(name, config) as backend:
         state, trace, before = backend.create_state(), [], None
@@ -154,9 +152,8 @@ def test_loss_scales_and_skips_follow_the_rule_and_change_nothing_else(
         assert metrics.num_updates == updates
 
 
-def test_both_backends_give_the_same_trace_of_scales_for_the_same_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "LossScale", lambda: precision_rule)
-    config = recipe(precision="float16", optimizer=ADAMW)
+def test_both_backends_give_the_same_trace_of_scales_for_the_same_overflows() -> None:
+    config = recipe(precision=SCALED, optimizer=ADAMW)
     overflows = {0, 1, 6, 11, 12}
     traces = {}
     for name in backends.BACKENDS:
@@ -175,7 +172,23 @@ def test_both_backends_give_the_same_trace_of_scales_for_the_same_overflows(monk
     assert scales[:8] == [2.0**10, 2.0**9, 2.0**8, 2.0**8, 2.0**8, 2.0**9, 2.0**9, 2.0**8]
 
 
-precision_rule = precision.LossScale(initial=2.0**10, growth_interval=3)
+SCALED = {"preset": "float16", "loss_scale": {"initial": 2.0**10, "growth_interval": 3}}
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_a_resumed_run_goes_on_with_the_loss_scale_that_it_had(name: str, tmp_path: Path) -> None:
+    config = recipe(precision=SCALED, optimizer=ADAMW)
+    batches = [random_batch(config, seed=seed) for seed in range(9)]
+    with backends.make(name, config) as backend:
+        _, straight = backends.steps(backend, batches)
+        state, _ = backends.steps(backend, batches[:4])
+        backend.save(state, tmp_path)
+        state, resumed = backend.restore(tmp_path), []
+        for batch in batches[4:]:
+            state, pending = backend.train_step(state, batch)
+            resumed.append(pending.read())
+    assert resumed == straight[4:]
+    assert len({metrics.loss_scale for metrics in straight}) > 2, "the scale must move"
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -11,14 +12,10 @@ from torchtrain.batch import DeviceBatch
 
 def microbatches(batch: DeviceBatch, count: int) -> Iterator[DeviceBatch]:
     """Microbatch a of ``count`` holds rows a::count."""
+    arrays = batch._asdict().items()
     for index in range(count):
-        yield DeviceBatch(
-            tokens=batch.tokens[index::count],
-            targets=batch.targets[index::count],
-            mask=batch.mask[index::count],
-            segments=None if batch.segments is None else batch.segments[index::count],
-            positions=None if batch.positions is None else batch.positions[index::count],
-        )
+        parts: dict[str, Any] = {name: None if array is None else array[index::count] for name, array in arrays}
+        yield batch._replace(**parts)
 
 
 def accumulate(share: Callable[[DeviceBatch], torch.Tensor], batch: DeviceBatch, count: int) -> torch.Tensor:

@@ -24,6 +24,7 @@ from torchtrain import checkpoint, devices, loss_scale, optimizer
 from torchtrain.accumulation import accumulate, microbatches
 from torchtrain.attention import choose_attention
 from torchtrain.batch import DeviceBatch, to_device
+from torchtrain.dropout import Dropout
 from torchtrain.loss import cross_entropy_sum
 from torchtrain.models.transformer import Execution, Transformer
 from torchtrain.precision import dtypes
@@ -94,6 +95,7 @@ class TorchBackend:
             attention=choose_attention(config.execution.attention, self.dtypes.islands),
             remat=self.remat,
             compile=config.execution.torch.compile,
+            seed=config.seed,
         )
         self.rates = torch.tensor(learning_rates(config.schedule), dtype=self.dtypes.accumulate, device=self.device)
 
@@ -148,7 +150,7 @@ class TorchBackend:
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
         rows = self.place(batch)
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        loss = self.gradients(state.model, rows, scale)
+        loss = self.gradients(state.model, rows, scale, state.num_updates)
         gradients = [p.grad for p in state.parameters() if p.grad is not None]
         if scale is not None:
             loss = loss / scale
@@ -181,27 +183,44 @@ class TorchBackend:
     def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
         rows = self.place(batch)
         own: Mapping[str, torch.Tensor] = state.average or dict(state.model.named_parameters())
-        losses = [
-            self._loss_sum(lambda *inputs: torch.func.functional_call(state.model, dict(own), inputs), microbatch)
-            for microbatch in microbatches(rows, self.num_microbatches)
-        ]
+
+        def model(*inputs: Any, **options: Any) -> torch.Tensor:
+            output: torch.Tensor = torch.func.functional_call(state.model, dict(own), inputs, options)
+            return output
+
+        losses = [self._loss_sum(model, part) for part in microbatches(rows, self.num_microbatches)]
         return PendingSums(torch.stack(losses).sum(), rows.mask.sum())
 
     def place(self, batch: Batch) -> DeviceBatch:
         """The batch on this run's device."""
-        return to_device(batch, self.device)
+        return to_device(batch, self.device, numbered=self.spec.dropout > 0)
 
-    def _loss_sum(self, model: Any, batch: DeviceBatch) -> torch.Tensor:
-        logits_BTV = model(batch.tokens, batch.segments, batch.positions)
+    def dropout(self, batch: DeviceBatch, update: torch.Tensor | None) -> Dropout | None:
+        """Dropout after that many completed updates; None where there is none, as in an evaluation."""
+        if update is None or batch.rows is None:
+            return None
+        return Dropout(update, batch.rows, self.spec.dropout, self.dtypes.islands)
+
+    def _loss_sum(self, model: Any, batch: DeviceBatch, update: torch.Tensor | None = None) -> torch.Tensor:
+        inputs = batch.tokens, batch.segments, batch.positions, self.dropout(batch, update)
+        if (chunk := self.config.execution.vocab_chunk) is not None:
+            return model(*inputs, chunked_loss=(batch.targets, batch.mask, chunk))
+        logits_BTV = model(*inputs)
         return cross_entropy_sum(logits_BTV, batch.targets, batch.mask, self.dtypes.islands)
 
-    def gradients(self, model: Transformer, batch: DeviceBatch, scale: torch.Tensor | None = None) -> torch.Tensor:
+    def gradients(
+        self,
+        model: Transformer,
+        batch: DeviceBatch,
+        scale: torch.Tensor | None = None,
+        update: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Mean loss over the global batch's valid tokens; its gradients are left in ``.grad``; both multiplied by
-        ``scale``."""
+        ``scale``, and with dropout for ``update``."""
         weight = 1.0 / batch.mask.sum().clamp(min=1).to(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.to(weight.dtype)
-        return accumulate(lambda part: self._loss_sum(model, part) * weight, batch, self.num_microbatches)
+        return accumulate(lambda part: self._loss_sum(model, part, update) * weight, batch, self.num_microbatches)
 
 
 def _tensors(state: TrainState) -> dict[str, Any]:

@@ -18,10 +18,12 @@ class DeviceBatch(NamedTuple):
     mask: torch.Tensor
     segments: torch.Tensor | None
     positions: torch.Tensor | None
+    rows: torch.Tensor | None
+    """int64 [B]: numbers of the rows in the global batch, where dropout needs them."""
 
 
-def to_device(batch: Batch, device: torch.device) -> DeviceBatch:
-    """Start the transfer; on a GPU it returns at once."""
+def to_device(batch: Batch, device: torch.device, numbered: bool) -> DeviceBatch:
+    """Start the transfer; on a GPU it returns at once. ``numbered``: with the numbers of the rows."""
 
     def place(array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array if array.dtype == np.bool_ else array.astype(np.int64))
@@ -33,4 +35,5 @@ def to_device(batch: Batch, device: torch.device) -> DeviceBatch:
         place(batch.mask),
         None if batch.segments is None else place(batch.segments),
         None if batch.positions is None else place(batch.positions),
+        place(np.arange(batch.num_rows)) if numbered else None,
     )

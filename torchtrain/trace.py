@@ -27,13 +27,14 @@ def trace(backend: TorchBackend, state: TrainState, batch: Batch) -> Iterator[tu
     recordings = []
     for part in microbatches(rows, count):
         with torch.no_grad(), recorded() as values:
-            state.model(part.tokens, part.segments, part.positions)
+            dropout = backend.dropout(part, state.num_updates)
+            state.model(part.tokens, part.segments, part.positions, dropout)
         recordings.append(values)
     for name in recordings[0]:
         yield f"forward.{name}", stitched(_host(values[name]) for values in recordings)
 
     scale = None if state.loss_scale is None else state.loss_scale.scale
-    loss = backend.gradients(state.model, rows, scale)
+    loss = backend.gradients(state.model, rows, scale, state.num_updates)
     gradients = {name: p.grad for name, p in state.model.named_parameters() if p.grad is not None}
     if scale is not None:
         loss = loss / scale

@@ -17,13 +17,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.attention import Attention
+from jaxtrain.attention import Attention, mixed_product
+from jaxtrain.dropout import Dropout, layer_keys
 from jaxtrain.precision import Dtypes
 from jaxtrain.remat import rematerialized
 from jaxtrain.tensors import named, record, scope
 from jaxtrain.weights import slot_shapes
 from shared.models.rope import rope_table
 from shared.models.spec import ModelSpec
+from shared.policies.dropout import EMBEDDING, IN_BLOCKS, dropout_key
 from shared.policies.remat import GROUPS, RematPolicy
 
 
@@ -35,6 +37,8 @@ class Execution:
     attention: Attention
     remat: RematPolicy
     scan_layers: bool
+    seed: int
+    """Of dropout."""
 
 
 class Norm(nnx.Module):
@@ -140,11 +144,20 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(spec, run, layers)
         self.mlp = FeedForward(spec, run, layers)
 
-    def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
+    def __call__(
+        self,
+        x_BTC: jax.Array,
+        rotation: Rotation | None,
+        segments_BT: jax.Array | None,
+        dropout: Dropout | None,
+        keys: dict[str, jax.Array] | None,
+    ) -> jax.Array:
         y_BTC = record("attention_norm", self.attention_norm(x_BTC))
-        x_BTC = x_BTC + self.attention(y_BTC, rotation, segments_BT)
+        y_BTC = self.attention(y_BTC, rotation, segments_BT)
+        x_BTC = x_BTC + (y_BTC if dropout is None or keys is None else dropout(y_BTC, keys["out"]))
         y_BTC = record("mlp_norm", self.mlp_norm(x_BTC))
-        return x_BTC + self.mlp(y_BTC)
+        y_BTC = self.mlp(y_BTC)
+        return x_BTC + (y_BTC if dropout is None or keys is None else dropout(y_BTC, keys["down"]))
 
 
 class Embedding(nnx.Module):
@@ -206,37 +219,58 @@ class Transformer(nnx.Module):
             self.head = Linear(spec.hidden_size, spec.vocab_size, False, run)
 
     def __call__(
-        self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None, positions_BT: jax.Array | None = None
+        self,
+        tokens_BT: jax.Array,
+        segments_BT: jax.Array | None = None,
+        positions_BT: jax.Array | None = None,
+        dropout: Dropout | None = None,
     ) -> jax.Array:
         """Logits [B, T, V]."""
-        return record("logits", self.logits(self.hidden(tokens_BT, segments_BT, positions_BT)))
+        return record("logits", self.logits(self.hidden(tokens_BT, segments_BT, positions_BT, dropout)))
 
     def hidden(
-        self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None, positions_BT: jax.Array | None = None
+        self,
+        tokens_BT: jax.Array,
+        segments_BT: jax.Array | None = None,
+        positions_BT: jax.Array | None = None,
+        dropout: Dropout | None = None,
     ) -> jax.Array:
         """What the output head reads, [B, T, C] in the compute dtype."""
-        x_BTC = record("embedding", self.embedding(tokens_BT, positions_BT))
+        x_BTC = self.embedding(tokens_BT, positions_BT)
+        if dropout is not None:
+            x_BTC = dropout(x_BTC, dropout_key(self.run.seed, EMBEDDING))
+        x_BTC = record("embedding", x_BTC)
         rotation = Rotation.of(self.spec, tokens_BT.shape[1], positions_BT, self.run.dtypes.islands)
-        return record("final_norm", self.final_norm(self._blocks(x_BTC, rotation, segments_BT)))
+        return record("final_norm", self.final_norm(self._blocks(x_BTC, rotation, segments_BT, dropout)))
 
     def logits(self, x_BTC: jax.Array) -> jax.Array:
-        """Logits [B, T, V] in the compute dtype."""
-        if not self.spec.tied:
-            return self.head(x_BTC)
-        return jnp.einsum("btc,vc->btv", x_BTC, self.embedding.tokens[...].astype(x_BTC.dtype))
+        """Logits [B, T, V], from operands in the compute dtype."""
+        head_VC = self.head_matrix().astype(x_BTC.dtype)
+        if self.run.dtypes.logits != x_BTC.dtype:
+            return mixed_product("btc,vc->btv", x_BTC, head_VC, self.run.dtypes.logits)
+        return jnp.einsum("btc,vc->btv", x_BTC, head_VC) if self.spec.tied else self.head(x_BTC)
 
-    def _blocks(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
-        graph, stacked = nnx.split(self.layers)
+    def head_matrix(self) -> jax.Array:
+        """The output head, [V, C]: the table of the embedding where the family ties them."""
+        return self.embedding.tokens[...] if self.spec.tied else self.head.kernel[...].T
+
+    def _blocks(
+        self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None, dropout: Dropout | None
+    ) -> jax.Array:
+        graph, weights = nnx.split(self.layers)
+        keys = None if dropout is None else layer_keys(self.run.seed, IN_BLOCKS, self.spec.num_layers)
+        stacked = weights, keys
 
         def apply(x_BTC: jax.Array, one_layer: Any) -> jax.Array:
-            return nnx.merge(graph, one_layer)(x_BTC, rotation, segments_BT)
+            weights, keys = one_layer
+            return nnx.merge(graph, weights)(x_BTC, rotation, segments_BT, dropout, keys)
 
         def several(x_BTC: jax.Array, layers: Any, first: int, count: int, in_scan: bool) -> jax.Array:
-            for layer, weights in enumerate(_unstack(layers, count), start=first):
+            for layer, one_layer in enumerate(_unstack(layers, count), start=first):
                 recomputed = self.run.remat.recomputes(layer)
                 one = rematerialized(apply, self.run.remat, in_scan) if recomputed else apply
                 with scope(f"layers.{layer}"):
-                    x_BTC = record("output", one(x_BTC, weights))
+                    x_BTC = record("output", one(x_BTC, one_layer))
             return x_BTC
 
         scanned, period = 0, self.run.remat.every or 1

@@ -65,5 +65,6 @@ def gpt2(config: GPT2) -> ModelSpec:
         activation="gelu_tanh" if config.activation_function == "gelu_new" else "gelu_erf",
         biases=True,
         tied=True,
+        dropout=config.dropout,
         parameters=tuple(parameters),
     )

@@ -54,5 +54,6 @@ def llama(config: Llama) -> ModelSpec:
         activation="silu_gated",
         biases=False,
         tied=config.tie_word_embeddings,
+        dropout=config.dropout,
         parameters=tuple(parameters),
     )

@@ -76,6 +76,8 @@ class ModelSpec:
     biases: bool
     tied: bool
     """Whether the output head is the embedding table."""
+    dropout: float
+    """Share of elements that training drops; see :mod:`shared.policies.dropout`."""
     parameters: tuple[Parameter, ...]
 
     @property

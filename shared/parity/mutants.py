@@ -174,8 +174,8 @@ MUTANTS = (
         "Mean of means",
         "torch",
         "torchtrain.backend",
-        "self._loss_sum(model, part) * weight",
-        "self._loss_sum(model, part) / part.mask.sum().clamp(min=1) / self.num_microbatches",
+        "self._loss_sum(model, part, update) * weight",
+        "self._loss_sum(model, part, update) / part.mask.sum().clamp(min=1) / self.num_microbatches",
     ),
     Mutant(
         "accumulators in bfloat16",

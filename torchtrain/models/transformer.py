@@ -15,8 +15,11 @@ from torch import nn
 
 from shared.models.rope import rope_table
 from shared.models.spec import ModelSpec
+from shared.policies.dropout import EMBEDDING, IN_BLOCKS, dropout_key
 from shared.policies.remat import RematPolicy
 from torchtrain.attention import Attention, visibility
+from torchtrain.dropout import Dropout, drop
+from torchtrain.loss import chunked_cross_entropy_sum, head_product
 from torchtrain.precision import Dtypes
 from torchtrain.remat import rematerialized
 from torchtrain.tensors import named, record, scope
@@ -30,6 +33,8 @@ class Execution:
     attention: Attention
     remat: RematPolicy
     compile: bool
+    seed: int
+    """Of dropout."""
 
 
 class Norm(nn.Module):
@@ -111,18 +116,25 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, spec: ModelSpec, run: Execution):
+    def __init__(self, spec: ModelSpec, run: Execution, layer: int):
         super().__init__()
+        self.dropout_keys = {name: dropout_key(run.seed, name, layer) for name in IN_BLOCKS}
         self.attention_norm = Norm(spec, run)
         self.attention = SelfAttention(spec, run)
         self.mlp_norm = Norm(spec, run)
         self.mlp = FeedForward(spec, run)
 
-    def forward(self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self,
+        x_BTC: torch.Tensor,
+        rotation: Rotation | None,
+        visible_BTT: torch.Tensor | None,
+        dropout: Dropout | None,
+    ) -> torch.Tensor:
         y_BTC = record("attention_norm", self.attention_norm(x_BTC))
-        x_BTC = x_BTC + self.attention(y_BTC, rotation, visible_BTT)
+        x_BTC = x_BTC + drop(self.attention(y_BTC, rotation, visible_BTT), dropout, self.dropout_keys["out"])
         y_BTC = record("mlp_norm", self.mlp_norm(x_BTC))
-        return x_BTC + self.mlp(y_BTC)
+        return x_BTC + drop(self.mlp(y_BTC), dropout, self.dropout_keys["down"])
 
 
 class Embedding(nn.Module):
@@ -149,6 +161,10 @@ Rotation = tuple[torch.Tensor, torch.Tensor]
 """(cosines, sines), [B or 1, T, D / 2] each; see :mod:`shared.models.rope`."""
 
 
+ChunkedLoss = tuple[torch.Tensor, torch.Tensor, int]
+"""(targets_BT, mask_BT, vocabulary entries at once)."""
+
+
 def rotate(x_BTHD: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Turn each head's pairs of elements by their position's angles."""
     cos, sin = (table[:, :, None] for table in rotation)
@@ -166,7 +182,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec, self.run = spec, run
         self.embedding = Embedding(spec, run)
-        self.layers = nn.ModuleList(Block(spec, run) for _ in range(spec.num_layers))
+        self.layers = nn.ModuleList(Block(spec, run, layer) for layer in range(spec.num_layers))
         self.final_norm = Norm(spec, run)
         self.head = None if spec.tied else Linear("logits", spec.hidden_size, spec.vocab_size, False, run)
         if spec.rope_theta is not None:
@@ -185,28 +201,44 @@ class Transformer(nn.Module):
         tokens_BT: torch.Tensor,
         segments_BT: torch.Tensor | None = None,
         positions_BT: torch.Tensor | None = None,
+        dropout: Dropout | None = None,
+        chunked_loss: ChunkedLoss | None = None,
     ) -> torch.Tensor:
-        """Logits [B, T, V]."""
-        return record("logits", self.logits(self.hidden(tokens_BT, segments_BT, positions_BT)))
+        """Logits [B, T, V], or the loss sum that needs no more than a chunk of them at a time.
+
+        The loss is in here because a call with other weights, or one that several processes share, is a call of the
+        module.
+        """
+        hidden_BTC = self.hidden(tokens_BT, segments_BT, positions_BT, dropout)
+        if chunked_loss is not None:
+            roles = self.run.dtypes.logits, self.run.dtypes.islands
+            return chunked_cross_entropy_sum(hidden_BTC, self.head_matrix(), *chunked_loss, *roles)
+        return record("logits", self.logits(hidden_BTC))
 
     def hidden(
         self,
         tokens_BT: torch.Tensor,
         segments_BT: torch.Tensor | None = None,
         positions_BT: torch.Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> torch.Tensor:
         """What the output head reads, [B, T, C] in the compute dtype."""
-        x_BTC = record("embedding", self.embedding(tokens_BT, positions_BT))
+        x_BTC = self.embedding(tokens_BT, positions_BT)
+        x_BTC = record("embedding", drop(x_BTC, dropout, dropout_key(self.run.seed, EMBEDDING)))
         rotation = self._rotation(tokens_BT.shape[1], positions_BT)
         visible_BTT = visibility(segments_BT)
         for layer, block in enumerate(self._apply_blocks):
             with scope(f"layers.{layer}"):
-                x_BTC = record("output", block(x_BTC, rotation, visible_BTT))
+                x_BTC = record("output", block(x_BTC, rotation, visible_BTT, dropout))
         return record("final_norm", self.final_norm(x_BTC))
 
     def logits(self, x_BTC: torch.Tensor) -> torch.Tensor:
-        """Logits [B, T, V] in the compute dtype."""
-        return F.linear(x_BTC, self.embedding.tokens.to(x_BTC.dtype)) if self.head is None else self.head(x_BTC)
+        """Logits [B, T, V], from operands in the compute dtype."""
+        return head_product(x_BTC, self.head_matrix(), self.run.dtypes.logits)
+
+    def head_matrix(self) -> torch.Tensor:
+        """The output head, [V, C]: the table of the embedding where the family ties them."""
+        return self.embedding.tokens if self.head is None else self.head.weight
 
     def _rotation(self, length: int, positions_BT: torch.Tensor | None) -> Rotation | None:
         if self.spec.rope_theta is None:
