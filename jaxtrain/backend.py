@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from jaxtrain.devices import describe
 from jaxtrain.dropout import Dropout
 from jaxtrain.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from jaxtrain.models.transformer import Architecture, Execution
+from jaxtrain.observed import observe
 from jaxtrain.parallel import Placement
 from jaxtrain.precision import dtypes, matmul_precision
 from jaxtrain.trace import trace
@@ -30,6 +32,7 @@ from shared.config.schema import Config
 from shared.initialization import initial_value
 from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches
+from shared.policies.observed import Operation
 from shared.policies.precision import precision_policy
 from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
@@ -106,8 +109,8 @@ class JaxBackend:
         self.transformation = optimizer.transformation(config.optimizer, self.spec, self.dtypes.parameters)
         self.rates = np.asarray(learning_rates(config.schedule), self.dtypes.accumulate)
         state, rows = self.placement.replicated, self.placement.rows
-        self._step = jax.jit(
-            self._update, donate_argnums=0, in_shardings=(state, rows, state), out_shardings=(state, state)
+        self.step = jax.jit(
+            self.update, donate_argnums=0, in_shardings=(state, rows, state), out_shardings=(state, state)
         )
         self._evaluate = jax.jit(self._loss_sums, in_shardings=(state, rows), out_shardings=state)
 
@@ -160,10 +163,13 @@ class JaxBackend:
     def trace(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
         return trace(self, state, batch)
 
+    def observe(self) -> Counter[Operation]:
+        return observe(self)
+
     # -------------------------------------------------------------------------------------------------------- step
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
-        state, metrics = self._step(state, self.place(batch), self.rates)
+        state, metrics = self.step(state, self.place(batch), self.rates)
         return state, PendingMetrics(metrics)
 
     def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
@@ -214,7 +220,7 @@ class JaxBackend:
                 jax.value_and_grad(share), parameters, batch, self.num_microbatches, self.dtypes.accumulate
             )
 
-    def _update(
+    def update(
         self, state: TrainState, batch: DeviceBatch, rates: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         scale = None if state.loss_scale is None else state.loss_scale.scale

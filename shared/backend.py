@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from shared.batch import Batch
 from shared.config.schema import Config
+from shared.policies.observed import Operation
 
 T = TypeVar("T", covariant=True)
 
@@ -99,6 +101,9 @@ class Backend(Protocol):
     def trace(self, state: State, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
         """(name, array) of what a step on this batch computes, up to the gradients; see :mod:`shared.trace`. The state
         is left as it is."""
+
+    def observe(self) -> Counter[Operation]:
+        """The operations of one training step and their formats, and how often each comes."""
 
 
 class Framework(Protocol):

@@ -41,6 +41,11 @@ def parse(argv: Sequence[str], framework: Framework) -> argparse.Namespace:
         metavar="N",
         help="write every named tensor of step N to traces/N.npz in the run directory; may be given again",
     )
+    parser.add_argument(
+        "--explain",
+        choices=["precision"],
+        help="print the number format of every role, and of every operation of a step, instead of training",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing while training")
     parser.add_argument(
         "overrides",
@@ -61,6 +66,10 @@ def _train(arguments: argparse.Namespace, argv: list[str], framework: Framework)
     from shared.run import train_run
 
     resolved = load_config(arguments.config, arguments.overrides, arguments.target, framework.detect_target)
+    if arguments.explain:
+        from shared.explain import explain_precision
+
+        return explain_precision(resolved.config, framework.backend(resolved.config))
     directory = arguments.run_dir or Path("runs") / f"{Path(arguments.config).stem}-{framework.name}"
     command = ["python", "-m", f"{framework.name}train", *argv]
     return train_run(

@@ -21,7 +21,7 @@ def test_every_matrix_product_in_jax_has_the_compute_dtype_and_its_exactness(pre
     config = recipe(precision=precision)
     with backends.make("jax", config) as backend:
         state = backend.create_state()
-        text = backend._step.lower(state, backend.place(random_batch(config)), backend.rates).as_text()
+        text = backend.step.lower(state, backend.place(random_batch(config)), backend.rates).as_text()
     products = re.findall(r"stablehlo\.dot_general.*", text)
     assert len(products) > 20
     for product in products:

@@ -222,7 +222,7 @@ def test_a_document_of_one_token_sees_itself(implementation: Callable[..., np.nd
 def test_softmax_norms_and_loss_are_float32_islands_in_jax(precision: str) -> None:
     config = recipe(model=GPT2, precision=precision)  # Llama's SiLU has an exponential of its own
     with backends.make("jax", config) as backend:
-        lowered = backend._step.lower(backend.create_state(), backend.place(random_batch(config)), backend.rates)
+        lowered = backend.step.lower(backend.create_state(), backend.place(random_batch(config)), backend.rates)
     text = lowered.as_text()
     for island in ("rsqrt", "exponential", "log"):
         found = set(re.findall(rf"stablehlo\.{island} .*tensor<(?:\d+x)*(\w+)>", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from shared.errors import UserError
 from shared.initialization import initial_value
 from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches
+from shared.policies.observed import Operation
 from shared.policies.precision import precision_policy
 from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
@@ -27,6 +29,7 @@ from torchtrain.batch import DeviceBatch, to_device
 from torchtrain.dropout import Dropout
 from torchtrain.loss import cross_entropy_sum
 from torchtrain.models.transformer import Execution, Transformer
+from torchtrain.observed import observe
 from torchtrain.precision import dtypes
 from torchtrain.trace import trace
 from torchtrain.weights import export_parameters, import_parameters
@@ -144,6 +147,9 @@ class TorchBackend:
 
     def trace(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
         return trace(self, state, batch)
+
+    def observe(self) -> Counter[Operation]:
+        return observe(self)
 
     # -------------------------------------------------------------------------------------------------------- step
 

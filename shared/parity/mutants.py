@@ -328,9 +328,9 @@ MUTANTS = (
         "Attention kernels",
         "torch",
         "torchtrain.attention",
-        "    context_BHTD = F.scaled_dot_product_attention(",
+        "    attend = functools.partial(\n",
         "    k_BKTD, v_BKTD = (x.repeat(1, q_BHTD.shape[1] // x.shape[1], 1, 1) for x in (k_BKTD, v_BKTD))\n"
-        "    context_BHTD = F.scaled_dot_product_attention(",
+        "    attend = functools.partial(\n",
     ),
     Mutant(
         "documents of a row see each other",
@@ -425,10 +425,10 @@ MUTANTS = (
     Mutant(
         "norms in the compute dtype",
         "Islands",
-        "torch",
-        "torchtrain.models.transformer",
-        "dtype, shape = self.run.dtypes.islands, x_BTC.shape[-1:]",
-        "dtype, shape = self.run.dtypes.compute, x_BTC.shape[-1:]",
+        "jax",
+        "jaxtrain.models.transformer",
+        "        dtype = self.run.dtypes.islands\n        y_BTC = x_BTC.astype(dtype)",
+        "        dtype = self.run.dtypes.compute\n        y_BTC = x_BTC.astype(dtype)",
     ),
     Mutant(
         "float64 that stays float32",

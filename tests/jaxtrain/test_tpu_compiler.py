@@ -29,7 +29,7 @@ def rows(dtype):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=backend.placement.rows)
 
 batch = DeviceBatch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), rows(jnp.int32), rows(jnp.int32))
-compiled = backend._step.lower(backend.abstract_state(), batch, backend.rates).compile(
+compiled = backend.step.lower(backend.abstract_state(), batch, backend.rates).compile(
     compiler_options={"exec_time_optimization_effort": -1.0}
 )
 memory = compiled.memory_analysis()
