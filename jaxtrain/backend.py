@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain import checkpoint, loss_scale, optimizer
+from jaxtrain import checkpoint, loss_scale, offload, optimizer
 from jaxtrain.accumulation import accumulate, microbatches
 from jaxtrain.attention import choose_attention
 from jaxtrain.batch import DeviceBatch, to_device
@@ -23,7 +22,8 @@ from jaxtrain.loss import chunked_cross_entropy_sum, cross_entropy_sum
 from jaxtrain.models.transformer import Architecture, Execution
 from jaxtrain.observed import observe
 from jaxtrain.parallel import Placement
-from jaxtrain.precision import dtypes, matmul_precision
+from jaxtrain.precision import dtypes, matmul_precision, require_precision
+from jaxtrain.state import TrainState
 from jaxtrain.trace import trace
 from jaxtrain.weights import export_slots, import_slots, slot_shapes
 from shared.backend import DeviceReport, StepMetrics, Sums
@@ -36,22 +36,6 @@ from shared.policies.observed import Operation
 from shared.policies.precision import precision_policy
 from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["parameters", "optimizer", "average", "num_updates", "loss_scale"],
-    meta_fields=[],
-)
-@dataclass(frozen=True)
-class TrainState:
-    """Everything that an update changes."""
-
-    parameters: dict[str, jax.Array]
-    optimizer: Any
-    average: dict[str, jax.Array] | None
-    num_updates: jax.Array
-    loss_scale: loss_scale.LossScaleState | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +74,9 @@ class JaxBackend:
         self.placement = Placement(config.parallel, devices)
         share = config.batch.global_batch // config.parallel.data
         self.num_microbatches = num_microbatches(share, config.accumulation.microbatch)
-        platform = self.placement.mesh.devices.flat[0].platform
+        device = self.placement.mesh.devices.flat[0]
+        platform = device.platform
+        require_precision(self.policy, device)
         layers = config.execution.jax.layers
         self.execution = Execution(
             dtypes=self.dtypes,
@@ -106,13 +92,21 @@ class JaxBackend:
             scan_layers=platform != "cpu" if layers == "auto" else layers == "scan",
         )
         self.architecture = Architecture.of(self.spec, self.execution)
-        self.transformation = optimizer.transformation(config.optimizer, self.spec, self.dtypes.parameters)
-        self.rates = np.asarray(learning_rates(config.schedule), self.dtypes.accumulate)
-        state, rows = self.placement.replicated, self.placement.rows
-        self.step = jax.jit(
-            self.update, donate_argnums=0, in_shardings=(state, rows, state), out_shardings=(state, state)
+        self.transformation = optimizer.transformation(
+            config.optimizer, self.spec, self.dtypes.accumulate, self.dtypes.optimizer_state
         )
-        self._evaluate = jax.jit(self._loss_sums, in_shardings=(state, rows), out_shardings=state)
+        self.rates = np.asarray(learning_rates(config.schedule), self.dtypes.accumulate)
+        self.state_shardings = offload.state_shardings(config, self.placement)
+        everywhere, rows = self.placement.replicated, self.placement.rows
+        self.step = jax.jit(
+            self.update,
+            donate_argnums=0,
+            in_shardings=(self.state_shardings, rows, everywhere),
+            out_shardings=(self.state_shardings, everywhere),
+        )
+        self.evaluate = jax.jit(
+            self._loss_sums, in_shardings=(self.state_shardings.parameters, rows), out_shardings=everywhere
+        )
 
     def describe(self) -> DeviceReport:
         return describe()
@@ -125,7 +119,7 @@ class JaxBackend:
                 self.spec,
                 lambda parameter: initial_value(parameter, self.config.seed),
                 self.dtypes.parameters,
-                lambda _, host: jax.device_put(host, self.placement.replicated),
+                lambda _, host: jax.device_put(host, self.state_shardings.parameters),
             )
         )
 
@@ -133,13 +127,13 @@ class JaxBackend:
         def complete(parameters: dict[str, jax.Array]) -> TrainState:
             return TrainState(
                 parameters=parameters,
-                optimizer=self.transformation.init(parameters),
+                optimizer=self.transformation.init(_cast(parameters, self.dtypes.accumulate)),
                 average=jax.tree.map(jnp.copy, parameters) if self.config.optimizer.ema_decay is not None else None,
                 num_updates=jnp.int32(0),
                 loss_scale=loss_scale.initial(self.policy.loss_scale),
             )
 
-        return jax.jit(complete, donate_argnums=0, out_shardings=self.placement.replicated)(parameters)
+        return jax.jit(complete, donate_argnums=0, out_shardings=self.state_shardings)(parameters)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, without its numbers."""
@@ -147,9 +141,12 @@ class JaxBackend:
             slot: jax.ShapeDtypeStruct(shape, self.dtypes.parameters) for slot, shape in slot_shapes(self.spec).items()
         }
         state = jax.eval_shape(self._state_from, parameters)
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.placement.replicated), state
-        )
+
+        def placed(sharding: jax.sharding.Sharding, part: Any) -> Any:
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part)
+
+        found: TrainState = jax.tree.map(placed, self.state_shardings, state)
+        return found
 
     def save(self, state: TrainState, directory: Path) -> None:
         checkpoint.save(state, directory)
@@ -174,7 +171,7 @@ class JaxBackend:
 
     def eval_step(self, state: TrainState, batch: Batch) -> PendingSums:
         parameters = state.parameters if state.average is None else state.average
-        return PendingSums(*self._evaluate(parameters, self.place(batch)))
+        return PendingSums(*self.evaluate(parameters, self.place(batch)))
 
     def place(self, batch: Batch) -> DeviceBatch:
         """The batch on this run's devices, its rows spread as the mesh says."""
@@ -223,6 +220,7 @@ class JaxBackend:
     def update(
         self, state: TrainState, batch: DeviceBatch, rates: jax.Array
     ) -> tuple[TrainState, dict[str, jax.Array]]:
+        state = offload.fetched(state, self.config, self.placement)
         scale = None if state.loss_scale is None else state.loss_scale.scale
         loss, gradients = self.gradients(state.parameters, batch, scale, state.num_updates)
         if scale is not None:
@@ -232,10 +230,11 @@ class JaxBackend:
         rate = rates[jnp.minimum(state.num_updates, len(rates) - 1)]
 
         gradients = optimizer.clipped(gradients, norm, self.config.optimizer.clip_norm)
-        direction, moments = self.transformation.update(gradients, state.optimizer, state.parameters)
-        parameters = jax.tree.map(lambda p, d: p - rate.astype(p.dtype) * d, state.parameters, direction)
+        before = _cast(state.parameters, self.dtypes.accumulate)
+        direction, moments = self.transformation.update(gradients, state.optimizer, before)
+        parameters = jax.tree.map(lambda p, d: p - rate.astype(p.dtype) * d, before, direction)
         after = TrainState(
-            parameters=parameters,
+            parameters=_cast(parameters, self.dtypes.parameters),
             optimizer=moments,
             average=optimizer.averaged(state.average, parameters, self.config.optimizer.ema_decay),
             num_updates=state.num_updates + 1,
@@ -254,8 +253,13 @@ class JaxBackend:
         return after, metrics if scale is None else {**metrics, "loss_scale": scale}
 
     def _loss_sums(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
+        parameters = offload.fetched_parameters(parameters, self.config, self.placement)
         with matmul_precision(self.policy):
             losses = jax.lax.map(
                 lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(batch, self.num_microbatches)
             )
         return jnp.sum(losses), jnp.sum(batch.mask)
+
+
+def _cast(tree: dict[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
+    return {name: array.astype(dtype) for name, array in tree.items()}

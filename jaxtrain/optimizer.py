@@ -16,8 +16,27 @@ from shared.optimizer import CLIP_EPSILON
 Tree = Any
 
 
-def transformation(config: AdamW | SGD, spec: ModelSpec, dtype: Any) -> optax.GradientTransformation:
-    """From clipped gradients to the direction that the learning rate multiplies."""
+def transformation(config: AdamW | SGD, spec: ModelSpec, dtype: Any, stored: Any) -> optax.GradientTransformation:
+    """From clipped gradients to the direction that the learning rate multiplies, in ``dtype``; moments are kept in
+    ``stored``."""
+    inner = _in_one_dtype(config, spec, dtype)
+    if stored == dtype:
+        return inner
+
+    def cast(tree: Tree, dtype: Any) -> Tree:
+        return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+    def initial(parameters: Tree) -> Tree:
+        return cast(inner.init(parameters), stored)
+
+    def update(gradients: Tree, state: Tree, parameters: Tree = None) -> tuple[Tree, Tree]:
+        direction, state = inner.update(gradients, cast(state, dtype), parameters)
+        return direction, cast(state, stored)
+
+    return optax.GradientTransformation(initial, update)
+
+
+def _in_one_dtype(config: AdamW | SGD, spec: ModelSpec, dtype: Any) -> optax.GradientTransformation:
     decay = optax.add_decayed_weights(config.weight_decay, mask=_decayed_slots(spec))
     if isinstance(config, AdamW):
         # optax raises the betas to the power of the step. A Python float would do so in float32 whatever the
@@ -47,7 +66,11 @@ def clipped(gradients: Tree, norm: jax.Array, clip_norm: float | None) -> Tree:
 
 
 def averaged(average: Tree, parameters: Tree, decay: float | None) -> Tree:
-    """The exponential moving average after one more update."""
+    """The exponential moving average after one more update, computed in the dtype of ``parameters``."""
     if decay is None:
         return average
-    return jax.tree.map(lambda a, p: a * decay + p * (1.0 - decay), average, parameters)
+
+    def follow(a: jax.Array, p: jax.Array) -> jax.Array:
+        return (a.astype(p.dtype) * decay + p * (1.0 - decay)).astype(a.dtype)
+
+    return jax.tree.map(follow, average, parameters)

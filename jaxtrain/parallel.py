@@ -19,3 +19,6 @@ class Placement:
         self.mesh = Mesh(np.array((devices or jax.devices())[: parallel.data]), ("data",))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.rows = NamedSharding(self.mesh, PartitionSpec("data"))
+        self.host = self.replicated.with_memory_kind("pinned_host")
+        self.on_device = self.replicated.with_memory_kind("device")
+        """``replicated``, but said aloud: what moves something there from host memory."""

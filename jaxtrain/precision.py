@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shared.policies.precision import PrecisionPolicy
+from shared.errors import UserError
+from shared.policies.precision import PrecisionPolicy, refusal
 
 
 @dataclass(frozen=True)
@@ -42,4 +43,19 @@ def matmul_precision(policy: PrecisionPolicy) -> Any:
 
     It must span the differentiation, not the forward pass alone: hand-written gradients are traced in it too.
     """
+    if policy.matmul != "exact":
+        # Names of algorithms, not of wishes: a device that has no such product says so.
+        return jax.default_matmul_precision({"tf32": "TF32_TF32_F32", "bfloat16": "BF16_BF16_F32"}[policy.matmul])
     return jax.default_matmul_precision("highest" if policy.compute in ("float32", "float64") else "default")
+
+
+def require_precision(policy: PrecisionPolicy, device: jax.Device) -> None:
+    """Raise UserError when the device cannot honour the policy."""
+    capability = getattr(device, "compute_capability", None)
+    platform = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
+    numbers: tuple[int, int] | None = None
+    if platform == "gpu" and capability:
+        major, minor = str(capability).split(".")
+        numbers = int(major), int(minor)
+    if why := refusal(policy, platform, numbers):
+        raise UserError(why)

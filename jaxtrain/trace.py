@@ -12,6 +12,7 @@ import numpy as np
 from jaxtrain.accumulation import microbatches
 from jaxtrain.batch import DeviceBatch
 from jaxtrain.models.transformer import Architecture
+from jaxtrain.offload import fetched_parameters
 from jaxtrain.precision import matmul_precision
 from jaxtrain.tensors import recorded
 from jaxtrain.weights import export_slots
@@ -20,12 +21,14 @@ from shared.policies.remat import RematPolicy
 from shared.trace import stitched
 
 if TYPE_CHECKING:
-    from jaxtrain.backend import JaxBackend, TrainState
+    from jaxtrain.backend import JaxBackend
+    from jaxtrain.state import TrainState
 
 
 def trace(backend: JaxBackend, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
     """Everything that the step will compute from this state and batch, up to the gradients."""
     rows, count = backend.place(batch), backend.num_microbatches
+    parameters = fetched_parameters(state.parameters, backend.config, backend.placement)
     yield "microbatch.rows", np.asarray(microbatches(np.arange(batch.num_rows, dtype=np.int32), count))
 
     # Layers that are scanned over, or run twice, would record tracers of an inner function.
@@ -42,14 +45,12 @@ def trace(backend: JaxBackend, state: TrainState, batch: Batch) -> Iterator[tupl
 
     step = jax.jit(forward)
     stacked = microbatches(rows, count)
-    parts = [
-        step(state.parameters, jax.tree.map(lambda x, a=a: x[a], stacked), state.num_updates) for a in range(count)
-    ]
+    parts = [step(parameters, jax.tree.map(lambda x, a=a: x[a], stacked), state.num_updates) for a in range(count)]
     for index, name in enumerate(names):
         yield f"forward.{name}", stitched(np.asarray(part[index]) for part in parts)
 
     scale = None if state.loss_scale is None else state.loss_scale.scale
-    loss, gradients = jax.jit(backend.gradients)(state.parameters, rows, scale, state.num_updates)
+    loss, gradients = jax.jit(backend.gradients)(parameters, rows, scale, state.num_updates)
     if scale is not None:
         loss, gradients = jax.tree.map(lambda x: x / scale, (loss, gradients))
     yield "loss", np.asarray(loss)

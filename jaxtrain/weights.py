@@ -40,10 +40,11 @@ def import_slots(
 
 
 def export_slots(spec: ModelSpec, slots: Mapping[str, jax.Array]) -> Iterator[tuple[str, np.ndarray]]:
-    """(canonical name, host array) of every parameter, one at a time."""
+    """(canonical name, host array) of every parameter, one at a time; bfloat16, which NumPy lacks, comes as float32."""
 
     def read(piece: Piece) -> np.ndarray:
         array = slots[piece.slot]
-        return np.asarray(array if piece.layer is None else array[piece.layer])
+        host = np.asarray(array if piece.layer is None else array[piece.layer])
+        return host.astype(np.float32) if host.dtype.name == "bfloat16" else host
 
     return weights.canonical_arrays(spec, read)

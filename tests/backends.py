@@ -58,8 +58,8 @@ def loss_and_gradients(backend: Any, batch: Batch) -> tuple[float, dict[str, np.
         return float(loss), dict(export_slots(backend.spec, gradients))
     from torchtrain.weights import export_parameters
 
-    loss = backend.gradients(state.model, rows)
-    gradients = {name: parameter.grad for name, parameter in state.model.named_parameters()}
+    loss, found = backend.gradients(state.model, rows)
+    gradients = {name: found[parameter] for name, parameter in state.model.named_parameters()}
     return loss.item(), {k: v.copy() for k, v in export_parameters(backend.spec, gradients)}
 
 

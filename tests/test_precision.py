@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shared.errors import UserError
+from shared.policies.precision import precision_policy, refusal
 from tests import backends
 from tests.recipes import ADAMW, random_batch, recipe
 
@@ -69,7 +71,7 @@ def test_parameters_moments_and_average_are_float32_or_better(name: str, precisi
 
             leaves = [x for x in jax.tree.leaves((state.parameters, state.optimizer, state.average)) if x.ndim]
         else:
-            moments = [m for moments in state.optimizer.state.values() for m in moments.values() if m.ndim]
+            moments = [m for moments in state.optimizer.moments.values() for m in moments.values() if m.ndim]
             assert len(moments) == 2 * len(state.parameters())
             leaves = [*state.parameters(), *moments, *state.average.values()]
         assert {str(leaf.dtype).removeprefix("torch.") for leaf in leaves} == {expected}
@@ -99,3 +101,58 @@ def test_float64_puts_jax_in_64_bits() -> None:
         state, metrics = backends.steps(backend, [random_batch(config)])
         assert {str(value.dtype) for value in state.parameters.values()} == {"float64"}
         assert metrics[0].learning_rate == config.schedule.learning_rate, "a rate rounded to float32 would differ"
+
+
+@pytest.mark.parametrize(
+    ("precision", "platform", "capability", "message"),
+    [
+        ("tf32", "cpu", None, "precision.matmul (tf32): a CPU has no TensorFloat-32; nearest valid: precision=float32"),
+        ("tf32", "tpu", None, "precision.matmul (tf32): a TPU has no"),
+        ("tf32", "gpu", (7, 5), "precision.matmul (tf32): a GPU of compute capability 7.5 has no"),
+        ("tf32", "gpu", (8, 0), None),
+        ("float64", "tpu", None, "precision.parameters (float64): a TPU has no float64"),
+        ("float64", "gpu", (7, 0), None),
+        ("float16", "tpu", None, "precision.compute (float16): a TPU computes in bfloat16"),
+        ("float16", "gpu", (7, 5), None),
+        ("bfloat16", "gpu", (7, 5), "precision.compute (bfloat16): a GPU of compute capability 7.5 has no bfloat16; "
+         "nearest valid: precision=float16"),
+        ("bfloat16", "gpu", (8, 0), None),
+        ("bfloat16", "tpu", None, None),
+        ("bfloat16", "cpu", None, None),
+        ({"preset": "float32", "matmul": "bfloat16"}, "cpu", None, "precision.matmul (bfloat16): a CPU has no such"),
+        ({"preset": "float32", "matmul": "bfloat16"}, "tpu", None, None),
+        ({"preset": "bfloat16", "matmul": "tf32"}, "gpu", (9, 0), "precision.matmul (tf32) says how products of"),
+        ({"preset": "float64", "accumulate": "float32"}, "cpu", None, "precision.accumulate (float32) is coarser than"),
+        ({"preset": "float32", "accumulate": "bfloat16"}, "cpu", None, "precision.accumulate (bfloat16) is coarser"),
+        ({"preset": "float64", "islands": "float32"}, "cpu", None, "precision.islands (float32) is coarser than"),
+        ({"preset": "float32", "logits": "bfloat16"}, "cpu", None, "precision.logits (bfloat16) is coarser than"),
+        ({"preset": "bfloat16", "logits": "float32"}, "cpu", None, None),
+    ],
+)  # fmt: skip
+def test_a_policy_that_a_device_cannot_honour_is_refused(
+    precision: Any, platform: str, capability: tuple[int, int] | None, message: str | None
+) -> None:
+    found = refusal(precision_policy(recipe(precision=precision).precision), platform, capability)
+    assert found is None if message is None else found is not None and found.startswith(message), found
+    assert found is None or "nearest valid: " in found
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_both_backends_refuse_at_once(name: str) -> None:
+    with pytest.raises(UserError, match=r"precision\.matmul \(tf32\)"), backends.make(name, recipe(precision="tf32")):
+        pass
+
+
+class T4:
+    """What JAX tells of a GPU."""
+
+    platform, compute_capability = "gpu", "7.5"
+
+
+def test_jax_reads_a_gpus_capability() -> None:
+    from jaxtrain.precision import require_precision
+
+    device: Any = T4()
+    require_precision(precision_policy(recipe(precision="float16").precision), device)
+    with pytest.raises(UserError, match=r"compute capability 7\.5 has no bfloat16"):
+        require_precision(precision_policy(recipe(precision="bfloat16").precision), device)

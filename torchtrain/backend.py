@@ -40,7 +40,7 @@ class TrainState:
     """Everything that an update changes."""
 
     model: Transformer
-    optimizer: torch.optim.Optimizer
+    optimizer: optimizer.Optimizer
     average: dict[str, torch.Tensor] | None
     rate: torch.Tensor
     num_updates: torch.Tensor
@@ -84,6 +84,12 @@ class TorchBackend:
         self.spec = model_spec(config.model)
         self.device = devices.device()
         self.asynchronous = self.device.type != "cpu"
+        devices.require_precision(self.policy, self.device)
+        if config.offload.parameters == "host":
+            raise UserError(
+                "offload.parameters=host needs sharded parameters in PyTorch (FSDP2's CPUOffloadPolicy), and this runs "
+                "on one device; nearest valid: offload.optimizer=host"
+            )
         self.num_microbatches = num_microbatches(config.batch.global_batch, config.accumulation.microbatch)
         self.remat = remat_policy(config, self.spec, config.batch.global_batch // self.num_microbatches)
         if config.execution.torch.compile:
@@ -127,7 +133,9 @@ class TorchBackend:
             average = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
         return TrainState(
             model=model,
-            optimizer=optimizer.optimizer(self.config.optimizer, self.spec, model, rate),
+            optimizer=optimizer.Optimizer(
+                self.config.optimizer, self.spec, model, rate, self.dtypes, self.config.offload.optimizer == "host"
+            ),
             average=average,
             rate=rate,
             num_updates=torch.zeros((), dtype=torch.int64, device=self.device),
@@ -156,8 +164,8 @@ class TorchBackend:
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
         rows = self.place(batch)
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        loss = self.gradients(state.model, rows, scale, state.num_updates)
-        gradients = [p.grad for p in state.parameters() if p.grad is not None]
+        loss, found = self.gradients(state.model, rows, scale, state.num_updates)
+        gradients = list(found.values())
         if scale is not None:
             loss = loss / scale
             torch._foreach_div_(gradients, scale)
@@ -176,12 +184,13 @@ class TorchBackend:
         }
 
         optimizer.clip(gradients, norm, self.config.optimizer.clip_norm)
-        optimizer.step(state.optimizer, finite)
-        state.optimizer.zero_grad()
+        state.optimizer.step(found, finite)
+        state.model.zero_grad()
         state.num_updates += finite
         decay = self.config.optimizer.ema_decay
         if state.average is not None and decay is not None:
-            optimizer.update_average(state.average.values(), state.parameters(), decay, finite)
+            averages = state.average.values()
+            optimizer.update_average(averages, state.parameters(), decay, finite, self.dtypes.accumulate)
         loss_scale.update(state.loss_scale, finite, self.policy.loss_scale)
         return state, PendingMetrics(metrics if scale is None else {**metrics, "loss_scale": scale})
 
@@ -220,13 +229,17 @@ class TorchBackend:
         batch: DeviceBatch,
         scale: torch.Tensor | None = None,
         update: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Mean loss over the global batch's valid tokens; its gradients are left in ``.grad``; both multiplied by
-        ``scale``, and with dropout for ``update``."""
+    ) -> tuple[torch.Tensor, dict[torch.nn.Parameter, torch.Tensor]]:
+        """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``; with dropout
+        for ``update``. Gradients in the parameters' dtype are their ``.grad``."""
         weight = 1.0 / batch.mask.sum().clamp(min=1).to(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.to(weight.dtype)
-        return accumulate(lambda part: self._loss_sum(model, part, update) * weight, batch, self.num_microbatches)
+
+        def share(microbatch: DeviceBatch) -> torch.Tensor:
+            return self._loss_sum(model, microbatch, update) * weight
+
+        return accumulate(share, batch, self.num_microbatches, list(model.parameters()), self.dtypes.accumulate)
 
 
 def _tensors(state: TrainState) -> dict[str, Any]:
@@ -234,9 +247,8 @@ def _tensors(state: TrainState) -> dict[str, Any]:
     tensors: dict[str, Any] = {"num_updates": state.num_updates}
     for name, parameter in state.model.named_parameters():
         tensors[f"parameters.{name}"] = parameter.detach()
-        for kind, moment in state.optimizer.state[parameter].items():
-            if isinstance(moment, torch.Tensor):
-                tensors[f"optimizer.{kind}.{name}"] = moment
+        for kind, moment in state.optimizer.moments[parameter].items():
+            tensors[f"optimizer.{kind}.{name}"] = moment
         if state.average is not None:
             tensors[f"average.{name}"] = state.average[name]
     if state.loss_scale is not None:

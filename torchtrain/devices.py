@@ -11,6 +11,7 @@ import torch
 from shared.backend import DeviceReport
 from shared.errors import UserError
 from shared.hardware import gpu_target
+from shared.policies.precision import PrecisionPolicy, refusal
 
 
 def device() -> torch.device:
@@ -30,6 +31,13 @@ def require_compiler(device: torch.device) -> None:
             "execution.torch.compile=true needs a C++ compiler for this CPU, and neither g++ nor clang++ is found; "
             "install one or leave it false"
         )
+
+
+def require_precision(policy: PrecisionPolicy, device: torch.device) -> None:
+    """Raise UserError when the device cannot honour the policy."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if why := refusal(policy, "gpu" if device.type == "cuda" else device.type, capability):
+        raise UserError(why)
 
 
 def describe() -> DeviceReport:

@@ -5,7 +5,7 @@ The learning rate is a tensor on the device and so is the flag that skips an upd
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -13,40 +13,88 @@ from torch import nn
 from shared.config.schema import SGD, AdamW
 from shared.models.spec import ModelSpec
 from shared.optimizer import CLIP_EPSILON
+from torchtrain.precision import Dtypes
 from torchtrain.weights import parameter_name
 
 
-def optimizer(config: AdamW | SGD, spec: ModelSpec, model: nn.Module, rate: torch.Tensor) -> torch.optim.Optimizer:
-    """An optimiser over the model's parameters in two groups, decayed and not, that reads its rate from ``rate``."""
-    named = dict(model.named_parameters())
-    groups: list[dict[str, object]] = []
-    for decayed in (True, False):
-        chosen = [named[parameter_name(piece)] for p in spec.parameters if p.decayed is decayed for piece in p.pieces]
-        groups.append({"params": chosen, "weight_decay": config.weight_decay if decayed else 0.0})
-    made: torch.optim.Optimizer
-    if isinstance(config, AdamW):
-        made = torch.optim.AdamW(groups, lr=rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
-    else:
-        made = torch.optim.SGD(groups, lr=rate, momentum=config.momentum, nesterov=config.nesterov, fused=True)
-    # The moments are made here, for two reasons: a checkpoint can fill them before the first step, and the fused SGD,
-    # which makes its own in the first step, leaves them uninitialised when that step is skipped.
-    for parameter in named.values():
-        if isinstance(config, AdamW):
-            made.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        elif config.momentum:
-            made.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-    return made
+class Optimizer:
+    """``torch.optim``'s update for every parameter, and the moments that it needs.
 
-
-def step(optimizer: torch.optim.Optimizer, finite: torch.Tensor) -> None:
-    """Update the parameters, or leave them and all of the optimiser's state alone where ``finite`` is false.
-
-    ``found_inf`` is how ``torch.amp.GradScaler`` tells the fused kernels to skip, without the host looking.
+    Where parameters, moments and arithmetic have one dtype and live on one device, a single fused call updates all of
+    them in place. Where moments are kept in another dtype or in host memory, or parameters are coarser than the
+    arithmetic, one parameter after the other is raised, updated by the same kernel, and stored.
     """
+
+    def __init__(
+        self, config: AdamW | SGD, spec: ModelSpec, model: nn.Module, rate: torch.Tensor, dtypes: Dtypes, on_host: bool
+    ):
+        self.config, self.rate, self.arithmetic = config, rate, dtypes.accumulate
+        named = dict(model.named_parameters())
+        self.decay = {
+            named[parameter_name(piece)]: config.weight_decay if parameter.decayed else 0.0
+            for parameter in spec.parameters
+            for piece in parameter.pieces
+        }
+        # The moments are made here, for two reasons: a checkpoint can fill them before the first step, and the fused
+        # SGD, which makes its own in the first step, leaves them uninitialised when that step is skipped.
+        self.moments = {p: self._zeros(p, dtypes.optimizer_state, on_host) for p in named.values()}
+        self.fused: torch.optim.Optimizer | None = None
+        if not on_host and dtypes.parameters == dtypes.optimizer_state == dtypes.accumulate:
+            self.fused = self._torch_optimizer(list(named.values()))
+            for parameter, moments in self.moments.items():
+                self.fused.state[parameter] = moments
+
+    def step(self, gradients: Mapping[nn.Parameter, torch.Tensor], finite: torch.Tensor) -> None:
+        """Update the parameters, or leave them and the moments alone where ``finite`` is false.
+
+        ``gradients`` are in the arithmetic's dtype; where that is the parameters', they are their ``.grad``.
+        """
+        if self.fused is not None:
+            _run(self.fused, finite)
+            return
+        for parameter, gradient in gradients.items():
+            raised = nn.Parameter(parameter.detach().to(self.arithmetic, copy=True))
+            raised.grad = gradient
+            one = self._torch_optimizer([raised], self.decay[parameter])
+            kept = self.moments[parameter]
+            one.state[raised] = {name: self._raised(name, moment, parameter) for name, moment in kept.items()}
+            _run(one, finite)
+            for name, moment in one.state[raised].items():
+                kept[name].copy_(moment)
+            parameter.detach().copy_(raised.detach())
+
+    def _raised(self, name: str, moment: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+        """A moment as the arithmetic wants it, in memory of its own."""
+        dtype = moment.dtype if name == "step" else self.arithmetic
+        return moment.to(device=parameter.device, dtype=dtype, copy=True)
+
+    def _torch_optimizer(self, parameters: list[nn.Parameter], decay: float | None = None) -> torch.optim.Optimizer:
+        """In one group for each decay, or with the given decay."""
+        groups: dict[float, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            groups.setdefault(self.decay[parameter] if decay is None else decay, []).append(parameter)
+        made = [{"params": chosen, "weight_decay": weight_decay} for weight_decay, chosen in groups.items()]
+        if isinstance(self.config, AdamW):
+            betas = self.config.beta1, self.config.beta2
+            return torch.optim.AdamW(made, lr=self.rate, betas=betas, eps=self.config.eps, fused=True)
+        momentum, nesterov = self.config.momentum, self.config.nesterov
+        return torch.optim.SGD(made, lr=self.rate, momentum=momentum, nesterov=nesterov, fused=True)
+
+    def _zeros(self, parameter: nn.Parameter, dtype: torch.dtype, on_host: bool) -> dict[str, torch.Tensor]:
+        device = torch.device("cpu") if on_host else parameter.device
+        pinned = on_host and parameter.is_cuda
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros(parameter.shape, dtype=dtype, device=device, pin_memory=pinned)
+
+        if isinstance(self.config, AdamW):
+            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            return {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+        return {"momentum_buffer": zeros()} if self.config.momentum else {}
+
+
+def _run(optimizer: torch.optim.Optimizer, finite: torch.Tensor) -> None:
+    """``found_inf`` is how ``torch.amp.GradScaler`` tells the fused kernels to skip, without the host looking."""
     setattr(optimizer, "found_inf", (~finite).to(torch.float32))  # noqa: B010 - the class does not declare it
     optimizer.step()
 
@@ -63,8 +111,12 @@ def clip(gradients: Iterable[torch.Tensor], norm: torch.Tensor, clip_norm: float
 
 
 def update_average(
-    average: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], decay: float, finite: torch.Tensor
+    average: Iterable[torch.Tensor],
+    parameters: Iterable[torch.Tensor],
+    decay: float,
+    finite: torch.Tensor,
+    dtype: torch.dtype,
 ) -> None:
-    """Move the exponential moving average by one update, unless it was skipped."""
+    """Move the exponential moving average by one update, computed in ``dtype``, unless it was skipped."""
     for a, p in zip(average, parameters, strict=True):
-        a.copy_(torch.where(finite, a * decay + p * (1.0 - decay), a))
+        a.copy_(torch.where(finite, a.to(dtype) * decay + p.to(dtype) * (1.0 - decay), a.to(dtype)))

@@ -34,15 +34,15 @@ def trace(backend: TorchBackend, state: TrainState, batch: Batch) -> Iterator[tu
         yield f"forward.{name}", stitched(_host(values[name]) for values in recordings)
 
     scale = None if state.loss_scale is None else state.loss_scale.scale
-    loss = backend.gradients(state.model, rows, scale, state.num_updates)
-    gradients = {name: p.grad for name, p in state.model.named_parameters() if p.grad is not None}
+    loss, found = backend.gradients(state.model, rows, scale, state.num_updates)
+    gradients = {name: found[parameter] for name, parameter in state.model.named_parameters()}
     if scale is not None:
         loss = loss / scale
         torch._foreach_div_(list(gradients.values()), scale)
     yield "loss", _host(loss)
     for name, gradient in export_parameters(backend.spec, gradients):
         yield f"gradient.{name}", gradient.copy()
-    state.optimizer.zero_grad()
+    state.model.zero_grad()
 
 
 def _host(tensor: torch.Tensor) -> np.ndarray:

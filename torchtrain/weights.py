@@ -31,10 +31,11 @@ def import_parameters(
 
 
 def export_parameters(spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, np.ndarray]]:
-    """(canonical name, host array) of every parameter, one at a time."""
+    """(canonical name, host array) of every parameter, one at a time; bfloat16, which NumPy lacks, comes as float32."""
 
     def read(piece: Piece) -> np.ndarray:
-        array = tensors[parameter_name(piece)].detach().cpu().numpy()
+        tensor = tensors[parameter_name(piece)].detach().cpu()
+        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         return array.T if piece.slot.endswith(".kernel") else array
 
     return weights.canonical_arrays(spec, read)

@@ -28,7 +28,7 @@ shape = config.batch.global_batch, config.batch.sequence_length
 def rows(dtype):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=backend.placement.rows)
 
-batch = DeviceBatch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), rows(jnp.int32), rows(jnp.int32))
+batch = DeviceBatch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), rows(jnp.int32), rows(jnp.int32), None)
 compiled = backend.step.lower(backend.abstract_state(), batch, backend.rates).compile(
     compiler_options={"exec_time_optimization_effort": -1.0}
 )
