@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import checkpoint, loss_scale, offload, optimizer
-from jaxtrain.accumulation import accumulate, microbatches
+from jaxtrain.accumulation import accumulate, microbatches, with_microbatch
 from jaxtrain.attention import choose_attention
 from jaxtrain.batch import DeviceBatch, to_device
 from jaxtrain.devices import describe
@@ -65,8 +65,10 @@ class JaxBackend:
 
     name = "jax"
     asynchronous = True
+    process = 0
 
     def __init__(self, config: Config, devices: Sequence[jax.Device] | None = None):
+        config = with_microbatch(config, devices or jax.devices(), lambda sized: JaxBackend(sized, devices))
         self.config = config
         self.policy = precision_policy(config.precision)
         self.dtypes = dtypes(self.policy)
@@ -109,7 +111,10 @@ class JaxBackend:
         )
 
     def describe(self) -> DeviceReport:
-        return describe()
+        return describe(self.placement.replicas)
+
+    def agreed(self, wish: bool) -> bool:
+        return wish
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -163,6 +168,32 @@ class JaxBackend:
     def observe(self) -> Counter[Operation]:
         return observe(self)
 
+    def abstract_inputs(self) -> tuple[TrainState, DeviceBatch, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of what a step takes."""
+        shape = self.config.batch.global_batch, self.config.batch.sequence_length
+        segmented, numbered = self.config.data.packing == "segments", self.spec.dropout > 0
+
+        def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=self.placement.rows)
+
+        integers = rows(jnp.int32, *shape)
+        batch: Any = DeviceBatch(
+            tokens=integers,  # type: ignore[arg-type]
+            targets=integers,  # type: ignore[arg-type]
+            mask=rows(jnp.bool, *shape),  # type: ignore[arg-type]
+            segments=integers if segmented else None,  # type: ignore[arg-type]
+            positions=integers if segmented else None,  # type: ignore[arg-type]
+            rows=rows(jnp.int32, shape[0]) if numbered else None,  # type: ignore[arg-type]
+        )
+        rates = jax.ShapeDtypeStruct(self.rates.shape, self.rates.dtype, sharding=self.placement.replicated)
+        return self.abstract_state(), batch, rates
+
+    def compiled_bytes(self) -> int:
+        """Device memory of one step, as its compiler says, without running it."""
+        memory: Any = self.step.lower(*self.abstract_inputs()).compile().memory_analysis()
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return int(held + memory.temp_size_in_bytes)
+
     # -------------------------------------------------------------------------------------------------------- step
 
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
@@ -209,13 +240,29 @@ class JaxBackend:
         if scale is not None:
             weight = weight * scale.astype(weight.dtype)
 
-        def share(parameters: dict[str, jax.Array], microbatch: DeviceBatch) -> jax.Array:
-            return self.loss_sum(parameters, microbatch, update) * weight
+        def of_rows(
+            parameters: dict[str, jax.Array], weight: jax.Array, update: jax.Array | None, rows: DeviceBatch
+        ) -> tuple[jax.Array, dict[str, jax.Array]]:
+            def share(parameters: dict[str, jax.Array], microbatch: DeviceBatch) -> jax.Array:
+                return self.loss_sum(parameters, microbatch, update) * weight
 
-        with matmul_precision(self.policy):
             return accumulate(
-                jax.value_and_grad(share), parameters, batch, self.num_microbatches, self.dtypes.accumulate
+                jax.value_and_grad(share),
+                parameters,
+                rows,
+                self.num_microbatches,
+                self.dtypes.accumulate,
+                over_replicas=summed,
+                sync=self.config.accumulation.sync,
             )
+
+        def summed(sums: Any) -> Any:
+            return self.placement.summed(sums, self.dtypes.reduce) if self.placement.replicas > 1 else sums
+
+        if self.placement.replicas > 1:
+            of_rows = self.placement.on_each_replica(of_rows)
+        with matmul_precision(self.policy):
+            return of_rows(parameters, weight, update, batch)
 
     def update(
         self, state: TrainState, batch: DeviceBatch, rates: jax.Array

@@ -38,8 +38,8 @@ def detect_target() -> str:
     return gpu_target(kind, count) if platform in ("gpu", "cuda", "rocm") else platform
 
 
-def describe() -> DeviceReport:
-    """The devices and the versions of what drives them."""
+def describe(count: int) -> DeviceReport:
+    """The ``count`` devices of a run, and the versions of what drives them."""
     import jax
 
     devices = jax.devices()
@@ -47,13 +47,14 @@ def describe() -> DeviceReport:
     return DeviceReport(
         kind=devices[0].device_kind,
         target=detect_target(),
-        count=1,
-        memory_bytes=_memory_bytes(devices[0]),
+        count=count,
+        memory_bytes=memory_bytes(devices[0]),
         versions={name: version for name in names if (version := _version(name))},
     )
 
 
-def _memory_bytes(device: object) -> int | None:
+def memory_bytes(device: object) -> int | None:
+    """Memory that a program may use on the device, or None where it does not say."""
     stats = getattr(device, "memory_stats", lambda: None)() or {}
     return stats.get("bytes_limit")
 

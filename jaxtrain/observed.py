@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from shared.batch import Batch
 from shared.policies.observed import Kind, Operation
 
 if TYPE_CHECKING:
@@ -30,11 +28,7 @@ _INSTRUCTION = re.compile(r"%?([\w.-]+) = (\w+)\[[\d,]*\]\S* ([\w-]+)\((.*)")
 
 def observe(backend: JaxBackend) -> Counter[Operation]:
     """Every product and island of the step that this run takes, traced and compiled."""
-    rows, length = backend.config.batch.global_batch, backend.config.batch.sequence_length
-    nothing = np.zeros((rows, length), np.int32)
-    segmented = backend.config.data.packing == "segments"
-    batch = Batch(nothing, nothing, nothing == 0, *((nothing, nothing) if segmented else (None, None)))
-    inputs = backend.abstract_state(), backend.place(batch), backend.rates
+    inputs = backend.abstract_inputs()
     found = Counter(_traced(jax.make_jaxpr(backend.update)(*inputs).jaxpr))
     found.update(_compiled(backend.step.lower(*inputs).compile().as_text() or ""))
     return found

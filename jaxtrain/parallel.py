@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shared.config.schema import Parallel
+from shared.errors import UserError
 
 
 class Placement:
@@ -16,9 +18,33 @@ class Placement:
 
     def __init__(self, parallel: Parallel, devices: Sequence[jax.Device] | None = None):
         """``devices``: those to use, or to compile for; default: this process's."""
-        self.mesh = Mesh(np.array((devices or jax.devices())[: parallel.data]), ("data",))
+        devices = devices or jax.devices()
+        if len(devices) < parallel.data:
+            raise UserError(
+                f"parallel.data ({parallel.data}): JAX sees {len(devices)} device(s) here; nearest valid: "
+                f"{len(devices)}"
+            )
+        self.replicas = parallel.data
+        self.mesh = Mesh(np.array(devices[: parallel.data]), ("data",))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.rows = NamedSharding(self.mesh, PartitionSpec("data"))
         self.host = self.replicated.with_memory_kind("pinned_host")
         self.on_device = self.replicated.with_memory_kind("device")
         """``replicated``, but said aloud: what moves something there from host memory."""
+
+    def on_each_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` run by each replica on its own rows: its last argument is split, the others are the same for
+        all. What it returns is the same for all, too: it has to sum over replicas itself."""
+
+        def call(*arguments: Any) -> Any:
+            specs = (*(PartitionSpec() for _ in arguments[:-1]), PartitionSpec("data"))
+            mapped = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+            return mapped(*arguments)
+
+        return call
+
+    def summed(self, sums: tuple[jax.Array, Any], dtype: Any) -> tuple[jax.Array, Any]:
+        """A value and gradients summed over replicas, the gradients in ``dtype``; inside :meth:`on_each_replica`."""
+        value, gradients = sums
+        of_all = jax.tree.map(lambda x: jax.lax.psum(x.astype(dtype), "data").astype(x.dtype), gradients)
+        return jax.lax.psum(value, "data"), of_all

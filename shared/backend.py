@@ -74,8 +74,15 @@ class Backend(Protocol):
 
     name: str
     """``jax`` or ``torch``."""
+    config: Config
+    """The run's config, with the microbatch found where it was ``auto``."""
+    process: int
+    """Number of this process among those that train the run together; only 0 records and saves."""
     asynchronous: bool
     """Whether ``train_step`` returns before the device is done, so that results are better read one step late."""
+
+    def agreed(self, wish: bool) -> bool:
+        """Whether any process of the run has the wish; all are told the same."""
 
     def describe(self) -> DeviceReport:
         """The devices this run uses."""

@@ -28,6 +28,12 @@ class Batch:
     def num_rows(self) -> int:
         return len(self.tokens)
 
+    def share(self, replica: int, replicas: int) -> Batch:
+        """The rows of one replica: as many for each, in order."""
+        rows = slice(replica * self.num_rows // replicas, (replica + 1) * self.num_rows // replicas)
+        arrays = (self.tokens, self.targets, self.mask, self.segments, self.positions)
+        return Batch(*(None if array is None else array[rows] for array in arrays))  # type: ignore[arg-type]
+
     def fingerprint(self) -> str:
         """16 hex digits of all that the batch holds; equal for equal batches on any machine."""
         digest = hashlib.blake2b(digest_size=8)

@@ -21,6 +21,16 @@ _TAGS = {
 }
 
 
+class Unrecorded:
+    """What a process that is not the first of a run reports to: the first one has it all."""
+
+    def train(self, record: Mapping[str, Any]) -> None: ...
+
+    def evaluation(self, record: Mapping[str, Any]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
 class Recorder:
     """Writes records as they come. A context manager: leaving it closes all files and the progress bar.
 

@@ -8,16 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shared.backend import Framework
+from shared.backend import Backend, Framework
 from shared.checkpoint import Checkpoints
 from shared.config.load import Resolved
 from shared.config.recipe import recipe_hash, recipe_of
-from shared.data import open_data
+from shared.config.schema import Config
+from shared.data import Data, open_data
 from shared.errors import UserError
 from shared.initialization import weights_fingerprint
 from shared.interrupt import Interrupt
 from shared.models import model_spec
-from shared.recorder import Recorder
+from shared.recorder import Recorder, Unrecorded
 from shared.run_directory import RunDirectory
 from shared.schedule import learning_rates, table_fingerprint
 from shared.step_log import Diverged
@@ -53,8 +54,11 @@ def train_run(
 
     spec = model_spec(config.model)
     data = open_data(config)
+    backend = framework.backend(config)
+    config = backend.config
+    if backend.process != 0:
+        return _follow(config, backend, data, checkpoints, facts, last)
     with directory, Interrupt() as interrupt:
-        backend = framework.backend(config)
         device = backend.describe()
         fingerprints = {
             "recipe": facts["recipe_hash"],
@@ -93,6 +97,8 @@ def train_run(
                 f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device.kind}; recipe "
                 f"{fingerprints['recipe']}, step {first} to {last}"
             )
+            if resolved.config.accumulation.microbatch == "auto":
+                recorder.note(f"accumulation.microbatch: {config.accumulation.microbatch} is the largest that fits")
             try:
                 outcome = trainer.train(state, first, last)
             except Diverged as error:
@@ -101,6 +107,20 @@ def train_run(
                 return 1
             directory.write_summary(outcome.summary())
             recorder.note(_last_line(outcome, path, total))
+    return 0
+
+
+def _follow(
+    config: Config, backend: Backend, data: Data, checkpoints: Checkpoints, facts: dict[str, Any], last: int
+) -> int:
+    """Train along as one of several processes, of which the first records and saves; returns the exit status."""
+    with Interrupt() as interrupt:
+        trainer = Trainer(config, backend, data, Unrecorded(), checkpoints, facts, interrupt)
+        state, first = trainer.start()
+        try:
+            trainer.train(state, first, last)
+        except Diverged:
+            return 1
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.backend import Pending, StepMetrics
 from shared.batch import Batch
-from shared.recorder import Recorder
+from shared.recorder import Recorder, Unrecorded
 
 
 class Diverged(Exception):
@@ -32,7 +32,7 @@ class _Dispatched:
 class StepLog:
     """Reads and records the metrics of the steps that are to be logged."""
 
-    def __init__(self, recorder: Recorder, asynchronous: bool):
+    def __init__(self, recorder: Recorder | Unrecorded, asynchronous: bool):
         self.startup_seconds: float | None = None
         """From the first dispatch until the first step was done."""
         self.last: StepMetrics | None = None

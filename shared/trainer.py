@@ -18,7 +18,7 @@ from shared.config.schema import Config
 from shared.data import Data
 from shared.data.loader import Loader
 from shared.interrupt import Interrupt
-from shared.recorder import Recorder
+from shared.recorder import Recorder, Unrecorded
 from shared.step_log import StepLog
 from shared.trace import Trace
 
@@ -54,7 +54,7 @@ class Trainer:
     config: Config
     backend: Backend
     data: Data
-    recorder: Recorder
+    recorder: Recorder | Unrecorded
     checkpoints: Checkpoints
     facts: dict[str, Any]
     """What a checkpoint's manifest says of the run beside its step."""
@@ -77,7 +77,7 @@ class Trainer:
         config, total = self.config, self.config.schedule.steps
         log = StepLog(self.recorder, self.backend.asynchronous)
         held_out: dict[str, float] | None = None
-        step, stopping = first, False
+        step, interrupted = first, False
 
         with Loader(self.data, first, last - first) as loader:
             for index, batch in loader:
@@ -90,7 +90,8 @@ class Trainer:
                     step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0
                 )
 
-                stopping = step == last or self.interrupt.requested is not None
+                interrupted = self.backend.agreed(self.interrupt.requested is not None)
+                stopping = step == last or interrupted
                 evaluating = step == total or _due(step, config.evaluation.every)
                 saving = stopping or _due(step, config.checkpoint.every)
                 if evaluating or saving:
@@ -105,7 +106,7 @@ class Trainer:
 
         return Outcome(
             step=step,
-            interrupted=self.interrupt.requested,
+            interrupted=self.interrupt.requested or ("a signal to another process" if interrupted else None),
             seconds=log.seconds,
             startup_seconds=log.startup_seconds,
             tokens_per_s=log.tokens_per_s,
@@ -131,6 +132,9 @@ class Trainer:
         return record
 
     def _save(self, state: State, step: int) -> None:
+        if self.backend.process != 0:
+            return
+
         def write(directory: Path) -> None:
             self.backend.save(state, directory)
 

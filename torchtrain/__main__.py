@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import sys
 from typing import TYPE_CHECKING
@@ -27,8 +28,11 @@ class Torch:
 
     def backend(self, config: Config) -> Backend:
         self._import()
+        from torchtrain import parallel
         from torchtrain.backend import TorchBackend
 
+        parallel.join()
+        atexit.register(parallel.leave)
         return TorchBackend(config)
 
     def _import(self) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
+from shared.batch import Batch
+from shared.config.schema import Config
+from shared.errors import UserError
+from shared.policies.accumulation import largest_microbatch
 from torchtrain.batch import DeviceBatch
 
 
@@ -25,22 +31,76 @@ def accumulate(
     count: int,
     parameters: Sequence[nn.Parameter],
     dtype: torch.dtype,
+    over_replicas: Callable[[Iterable[torch.Tensor]], None] = lambda gradients: None,
+    sync: Literal["every", "last"] = "last",
 ) -> tuple[torch.Tensor, dict[nn.Parameter, torch.Tensor]]:
-    """(sum of the shares, its gradients in ``dtype``) over the batch's microbatches.
+    """(sum of the shares, its gradients in ``dtype``) over the batch's microbatches; the gradients over replicas, too.
 
     ``share`` must be additive over rows: already divided by a count that does not depend on the microbatch. Autograd
-    itself adds to ``.grad``, in the parameter's dtype; only where that is not ``dtype`` are there other accumulators.
+    itself adds to ``.grad``, in the parameter's dtype; only where that is not ``dtype``, or where each microbatch is
+    summed over replicas by itself, are there other accumulators. ``over_replicas`` sums in place.
     """
-    apart = [p for p in parameters if p.dtype != dtype]
+    apart = [p for p in parameters if p.dtype != dtype or (sync == "every" and count > 1)]
     sums = {p: torch.zeros_like(p, dtype=dtype, requires_grad=False) for p in apart}
     total: torch.Tensor | None = None
     for microbatch in microbatches(batch, count):
         part = share(microbatch)
         part.backward()
         total = part.detach() if total is None else total + part.detach()
+        if sync == "every" and sums:
+            over_replicas([p.grad for p in apart if p.grad is not None])
         for parameter, accumulated in sums.items():
             if parameter.grad is not None:
                 accumulated += parameter.grad
                 parameter.grad = None
     assert total is not None
-    return total, {p: p.grad for p in parameters if p.grad is not None} | sums
+    gradients = {p: p.grad for p in parameters if p.grad is not None} | sums
+    if sync == "last" or not sums:
+        over_replicas(gradients.values())
+    return total, gradients
+
+
+class Trained(Protocol):
+    """A backend that can be tried."""
+
+    def create_state(self) -> Any: ...
+    def train_step(self, state: Any, batch: Batch) -> tuple[Any, Any]: ...
+
+
+def with_microbatch(config: Config, device: torch.device, made: Callable[[Config], Trained]) -> Config:
+    """The config with the largest microbatch that fits in the place of ``auto``.
+
+    Found by trying: the backend that ``made`` gives takes two steps on an empty batch, in the second of which the
+    optimiser's state exists.
+
+    Raises UserError on a device whose memory has no limit that an allocator would tell of.
+    """
+    if config.accumulation.microbatch != "auto":
+        return config
+    if device.type == "cpu":
+        raise UserError("accumulation.microbatch=auto: a CPU does not say when its memory is full; state a number")
+
+    def sized(microbatch: int) -> Config:
+        accumulation = config.accumulation.model_copy(update={"microbatch": microbatch})
+        return config.model_copy(update={"accumulation": accumulation})
+
+    nothing = np.zeros((config.batch.global_batch, config.batch.sequence_length), np.int32)
+    segmented = config.data.packing == "segments"
+    batch = Batch(nothing, nothing, nothing == 0, *((nothing, nothing) if segmented else (None, None)))
+
+    def fits(microbatch: int) -> bool:
+        try:
+            backend = made(sized(microbatch))
+            state = backend.create_state()
+            for _ in range(2):
+                state, metrics = backend.train_step(state, batch)
+            metrics.read()
+        except torch.cuda.OutOfMemoryError:
+            return False
+        finally:
+            backend = state = metrics = None  # type: ignore[assignment]
+            gc.collect()
+            torch.cuda.empty_cache()
+        return True
+
+    return sized(largest_microbatch(config.batch.global_batch // config.parallel.data, fits))

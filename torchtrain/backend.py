@@ -1,9 +1,9 @@
-"""The PyTorch backend: one process, one device, state updated in place."""
+"""The PyTorch backend: one device a process, state updated in place."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,14 @@ from shared.policies.precision import precision_policy
 from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
 from torchtrain import checkpoint, devices, loss_scale, optimizer
-from torchtrain.accumulation import accumulate, microbatches
+from torchtrain.accumulation import accumulate, microbatches, with_microbatch
 from torchtrain.attention import choose_attention
 from torchtrain.batch import DeviceBatch, to_device
 from torchtrain.dropout import Dropout
 from torchtrain.loss import cross_entropy_sum
 from torchtrain.models.transformer import Execution, Transformer
 from torchtrain.observed import observe
+from torchtrain.parallel import Replicas
 from torchtrain.precision import dtypes
 from torchtrain.trace import trace
 from torchtrain.weights import export_parameters, import_parameters
@@ -78,6 +79,9 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, config: Config):
+        self.replicas = Replicas(config.parallel)
+        self.process = self.replicas.index
+        config = with_microbatch(config, devices.device(), TorchBackend)
         self.config = config
         self.policy = precision_policy(config.precision)
         self.dtypes = dtypes(self.policy)
@@ -90,8 +94,9 @@ class TorchBackend:
                 "offload.parameters=host needs sharded parameters in PyTorch (FSDP2's CPUOffloadPolicy), and this runs "
                 "on one device; nearest valid: offload.optimizer=host"
             )
-        self.num_microbatches = num_microbatches(config.batch.global_batch, config.accumulation.microbatch)
-        self.remat = remat_policy(config, self.spec, config.batch.global_batch // self.num_microbatches)
+        share = config.batch.global_batch // self.replicas.count
+        self.num_microbatches = num_microbatches(share, config.accumulation.microbatch)
+        self.remat = remat_policy(config, self.spec, share // self.num_microbatches)
         if config.execution.torch.compile:
             devices.require_compiler(self.device)
             if self.remat.kept or self.remat.offloaded:
@@ -109,7 +114,10 @@ class TorchBackend:
         self.rates = torch.tensor(learning_rates(config.schedule), dtype=self.dtypes.accumulate, device=self.device)
 
     def describe(self) -> DeviceReport:
-        return devices.describe()
+        return devices.describe(self.replicas.count)
+
+    def agreed(self, wish: bool) -> bool:
+        return self.replicas.any(wish, self.device)
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -178,7 +186,7 @@ class TorchBackend:
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": state.rate.clone(),
-            "tokens": rows.mask.sum(),
+            "tokens": self.replicas.sum_(rows.mask.sum()),
             "num_updates": state.num_updates + finite,
             "skipped": ~finite,
         }
@@ -204,10 +212,16 @@ class TorchBackend:
             return output
 
         losses = [self._loss_sum(model, part) for part in microbatches(rows, self.num_microbatches)]
-        return PendingSums(torch.stack(losses).sum(), rows.mask.sum())
+        return PendingSums(self.replicas.sum_(torch.stack(losses).sum()), self.replicas.sum_(rows.mask.sum()))
 
     def place(self, batch: Batch) -> DeviceBatch:
-        """The batch on this run's device."""
+        """This replica's rows of a global batch, on its device."""
+        share = batch.share(self.replicas.index, self.replicas.count)
+        first = self.replicas.index * share.num_rows
+        return to_device(share, self.device, numbered=self.spec.dropout > 0, first_row=first)
+
+    def place_all(self, batch: Batch) -> DeviceBatch:
+        """All rows of a global batch, on this replica's device."""
         return to_device(batch, self.device, numbered=self.spec.dropout > 0)
 
     def dropout(self, batch: DeviceBatch, update: torch.Tensor | None) -> Dropout | None:
@@ -232,14 +246,20 @@ class TorchBackend:
     ) -> tuple[torch.Tensor, dict[torch.nn.Parameter, torch.Tensor]]:
         """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``; with dropout
         for ``update``. Gradients in the parameters' dtype are their ``.grad``."""
-        weight = 1.0 / batch.mask.sum().clamp(min=1).to(self.dtypes.accumulate)
+        tokens = self.replicas.sum_(batch.mask.sum())
+        weight = 1.0 / tokens.clamp(min=1).to(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.to(weight.dtype)
 
         def share(microbatch: DeviceBatch) -> torch.Tensor:
             return self._loss_sum(model, microbatch, update) * weight
 
-        return accumulate(share, batch, self.num_microbatches, list(model.parameters()), self.dtypes.accumulate)
+        def over_replicas(gradients: Iterable[torch.Tensor]) -> None:
+            self.replicas.sum_gradients_(gradients, self.dtypes.reduce)
+
+        parameters, dtype, sync = list(model.parameters()), self.dtypes.accumulate, self.config.accumulation.sync
+        loss, gradients = accumulate(share, batch, self.num_microbatches, parameters, dtype, over_replicas, sync)
+        return self.replicas.sum_(loss), gradients
 
 
 def _tensors(state: TrainState) -> dict[str, Any]:

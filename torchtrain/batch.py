@@ -22,8 +22,8 @@ class DeviceBatch(NamedTuple):
     """int64 [B]: numbers of the rows in the global batch, where dropout needs them."""
 
 
-def to_device(batch: Batch, device: torch.device, numbered: bool) -> DeviceBatch:
-    """Start the transfer; on a GPU it returns at once. ``numbered``: with the numbers of the rows."""
+def to_device(batch: Batch, device: torch.device, numbered: bool, first_row: int = 0) -> DeviceBatch:
+    """Start the transfer; on a GPU it returns at once. ``numbered``: with the rows' numbers, from ``first_row`` on."""
 
     def place(array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array if array.dtype == np.bool_ else array.astype(np.int64))
@@ -35,5 +35,5 @@ def to_device(batch: Batch, device: torch.device, numbered: bool) -> DeviceBatch
         place(batch.mask),
         None if batch.segments is None else place(batch.segments),
         None if batch.positions is None else place(batch.positions),
-        place(np.arange(batch.num_rows)) if numbered else None,
+        place(first_row + np.arange(batch.num_rows)) if numbered else None,
     )

@@ -13,13 +13,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as write
 def save(tensors: dict[str, Any], directory: Path) -> None:
     """Write the tensors into ``directory``; returns when they are on disk."""
     with _quiet():
-        write(tensors, checkpoint_id=directory / "dcp")
+        write(tensors, checkpoint_id=directory / "dcp", no_dist=True)
 
 
 def restore(tensors: dict[str, Any], directory: Path) -> None:
     """Fill the tensors, in place, from what ``save`` wrote."""
     with _quiet():
-        load(tensors, checkpoint_id=directory / "dcp")
+        load(tensors, checkpoint_id=directory / "dcp", no_dist=True)
 
 
 class _quiet(warnings.catch_warnings):

@@ -40,12 +40,12 @@ def require_precision(policy: PrecisionPolicy, device: torch.device) -> None:
         raise UserError(why)
 
 
-def describe() -> DeviceReport:
-    """The device and the versions of what drives it."""
+def describe(count: int) -> DeviceReport:
+    """The devices of a run, one for each of its ``count`` processes, and the versions of what drives them."""
     versions = {"torch": torch.__version__, "numpy": np.__version__}
     if not torch.cuda.is_available():
-        return DeviceReport("cpu", "cpu", 1, None, versions)
+        return DeviceReport("cpu", "cpu", count, None, versions)
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     properties = torch.cuda.get_device_properties(device())
-    return DeviceReport(properties.name, detect_target(), 1, properties.total_memory, versions)
+    return DeviceReport(properties.name, detect_target(), count, properties.total_memory, versions)

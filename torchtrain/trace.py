@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def trace(backend: TorchBackend, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:
     """Everything that the step will compute from this state and batch, up to the gradients."""
-    rows, count = backend.place(batch), backend.num_microbatches
+    rows, count = backend.place_all(batch), backend.num_microbatches
     numbers = rows._replace(tokens=torch.arange(batch.num_rows, dtype=torch.int32))
     yield "microbatch.rows", np.stack([part.tokens.numpy() for part in microbatches(numbers, count)])
 
@@ -34,7 +34,7 @@ def trace(backend: TorchBackend, state: TrainState, batch: Batch) -> Iterator[tu
         yield f"forward.{name}", stitched(_host(values[name]) for values in recordings)
 
     scale = None if state.loss_scale is None else state.loss_scale.scale
-    loss, found = backend.gradients(state.model, rows, scale, state.num_updates)
+    loss, found = backend.gradients(state.model, backend.place(batch), scale, state.num_updates)
     gradients = {name: found[parameter] for name, parameter in state.model.named_parameters()}
     if scale is not None:
         loss = loss / scale

@@ -1,21 +1,24 @@
-"""Gradient accumulation: one update from several microbatches, with the same result as from one.
+"""Gradient accumulation: one update from several microbatches and replicas, with the same result as from one.
 
-The loss of an update is (sum of the loss over all valid tokens) / (number of valid tokens), over *all* microbatches.
-A mean of microbatch means would weigh tokens of short microbatches more. So each microbatch's loss *sum* is divided by
-the token count of the whole global batch, which the mask alone decides and which is therefore known before the first
-backward pass; gradients are then simply added, in the accumulators' dtype.
+The loss of an update is (sum of the loss over all valid tokens) / (number of valid tokens), over *all* microbatches of
+*all* replicas. A mean of means would weigh tokens of short microbatches more. So each microbatch's loss *sum* is
+divided by the token count of the whole global batch, which the mask alone decides and which is therefore known before
+the first backward pass; gradients are then simply added, in the accumulators' dtype, and summed over replicas, in the
+dtype that the precision policy calls ``reduce``: once, after the last microbatch, or after every one.
 
-Microbatch a of A holds rows a, a + A, a + 2A, ... of a device's share: strided, so that splitting a batch that is
-already spread over devices moves no row between them.
+Replica r of R holds rows r B / R to (r + 1) B / R of the global batch, and its microbatch a of A the rows a, a + A,
+a + 2A, ... of these: strided, so that splitting a batch that is already spread over devices moves no row between them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from shared.errors import UserError
 
 
 def num_microbatches(rows: int, microbatch: int | str | None) -> int:
-    """How many microbatches ``rows`` rows of one device make.
+    """How many microbatches ``rows`` rows of one replica make.
 
     Raises UserError when the microbatch does not divide the rows.
     """
@@ -28,3 +31,26 @@ def num_microbatches(rows: int, microbatch: int | str | None) -> int:
             "global batch"
         )
     return rows // microbatch
+
+
+def largest_microbatch(rows: int, fits: Callable[[int], bool]) -> int:
+    """The largest divisor of ``rows`` that fits, found in a logarithm of their number of trials: what does not fit does
+    not fit larger either.
+
+    Raises UserError when not even one row does.
+    """
+    divisors = [size for size in range(1, rows + 1) if rows % size == 0]
+    below, above = -1, len(divisors)
+    while above - below > 1:
+        # The largest is the most wished for, and tried first.
+        middle = above - 1 if above == len(divisors) else (below + above) // 2
+        if fits(divisors[middle]):
+            below = middle
+        else:
+            above = middle
+    if below < 0:
+        raise UserError(
+            "accumulation.microbatch=auto: not even one sequence fits this device; try remat=full, "
+            "offload.optimizer=host or a shorter batch.sequence_length"
+        )
+    return divisors[below]
