@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxtrain import checkpoint, loss_scale, offload, optimizer
 from jaxtrain.accumulation import accumulate, microbatches, with_microbatch
-from jaxtrain.attention import choose_attention
+from jaxtrain.attention import choose_attention, splash_attention
 from jaxtrain.batch import DeviceBatch, to_device
 from jaxtrain.devices import describe
 from jaxtrain.dropout import Dropout
@@ -80,16 +80,19 @@ class JaxBackend:
         platform = device.platform
         require_precision(self.policy, device)
         layers = config.execution.jax.layers
+        attention = choose_attention(
+            config.execution.attention,
+            platform,
+            config.batch.sequence_length,
+            self.dtypes.compute,
+            self.dtypes.islands,
+        )
         self.execution = Execution(
             dtypes=self.dtypes,
-            attention=choose_attention(
-                config.execution.attention,
-                platform,
-                config.batch.sequence_length,
-                self.dtypes.compute,
-                self.dtypes.islands,
+            attention=attention,
+            remat=remat_policy(
+                config, self.spec, share // self.num_microbatches, fused_attention=attention is splash_attention
             ),
-            remat=remat_policy(config, self.spec, share // self.num_microbatches),
             seed=config.seed,
             scan_layers=platform != "cpu" if layers == "auto" else layers == "scan",
         )

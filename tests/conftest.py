@@ -12,3 +12,5 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # One thread a process: the tests themselves run side by side.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Four devices of JAX for the tests of replicas; the others use the first.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")

@@ -24,7 +24,7 @@ from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
 from torchtrain import checkpoint, devices, loss_scale, optimizer
 from torchtrain.accumulation import accumulate, microbatches, with_microbatch
-from torchtrain.attention import choose_attention
+from torchtrain.attention import choose_attention, fused_attention
 from torchtrain.batch import DeviceBatch, to_device
 from torchtrain.dropout import Dropout
 from torchtrain.loss import cross_entropy_sum
@@ -96,7 +96,9 @@ class TorchBackend:
             )
         share = config.batch.global_batch // self.replicas.count
         self.num_microbatches = num_microbatches(share, config.accumulation.microbatch)
-        self.remat = remat_policy(config, self.spec, share // self.num_microbatches)
+        attention = choose_attention(config.execution.attention, self.dtypes.islands)
+        fused = attention is fused_attention
+        self.remat = remat_policy(config, self.spec, share // self.num_microbatches, fused)
         if config.execution.torch.compile:
             devices.require_compiler(self.device)
             if self.remat.kept or self.remat.offloaded:
@@ -106,7 +108,7 @@ class TorchBackend:
                 )
         self.execution = Execution(
             dtypes=self.dtypes,
-            attention=choose_attention(config.execution.attention, self.dtypes.islands),
+            attention=attention,
             remat=self.remat,
             compile=config.execution.torch.compile,
             seed=config.seed,

@@ -54,7 +54,7 @@ class RematPolicy:
         return all(saved) or not any(saved)
 
 
-def remat_policy(config: Config, spec: ModelSpec, rows: int) -> RematPolicy:
+def remat_policy(config: Config, spec: ModelSpec, rows: int, fused_attention: bool) -> RematPolicy:
     """The policy of a run whose device processes ``rows`` rows at once.
 
     Raises UserError when a budget cannot hold even the blocks' inputs, or when the backward pass would not read what is
@@ -73,10 +73,10 @@ def remat_policy(config: Config, spec: ModelSpec, rows: int) -> RematPolicy:
             "offload.activations: the backward pass never reads 'down'; leave it out, or name 'gate' and 'up', "
             "of which it is made"
         )
-    return RematPolicy(remat.every or 1, _kept(config, spec, rows) - offloaded - {"down"}, offloaded)
+    return RematPolicy(remat.every or 1, _kept(config, spec, rows, fused_attention) - offloaded - {"down"}, offloaded)
 
 
-def _kept(config: Config, spec: ModelSpec, rows: int) -> frozenset[str]:
+def _kept(config: Config, spec: ModelSpec, rows: int, fused_attention: bool) -> frozenset[str]:
     remat: Remat = config.remat
     names = block_names(spec)
     if remat.policy == "matmuls":
@@ -86,11 +86,11 @@ def _kept(config: Config, spec: ModelSpec, rows: int) -> frozenset[str]:
     if remat.names is not None:
         return frozenset(remat.names)
     if remat.budget is not None:
-        return _within(config, spec, rows, remat.budget)
+        return _within(config, spec, rows, remat.budget, fused_attention)
     return frozenset()
 
 
-def _within(config: Config, spec: ModelSpec, rows: int, budget: int) -> frozenset[str]:
+def _within(config: Config, spec: ModelSpec, rows: int, budget: int, fused_attention: bool) -> frozenset[str]:
     """The names that leave least to recompute among those that fit; of equals, the fewest bytes."""
     from shared.policies.precision import precision_policy
 
@@ -99,7 +99,7 @@ def _within(config: Config, spec: ModelSpec, rows: int, budget: int) -> frozense
     positions = rows * length * spec.num_layers
 
     def size(names: Iterable[str]) -> int:
-        return positions * kept_bytes(spec, names, itemsize)
+        return positions * kept_bytes(spec, names, itemsize, fused_attention)
 
     if size(()) > budget:
         raise UserError(
@@ -110,7 +110,7 @@ def _within(config: Config, spec: ModelSpec, rows: int, budget: int) -> frozense
     subsets = (s for n in range(len(names) + 1) for s in itertools.combinations(names, n) if size(s) <= budget)
     host = config.offload.activations
     return frozenset(
-        min(subsets, key=lambda s: (recomputed_flops(spec, length, {*s, *host}, fused_attention=True), size(s), s))
+        min(subsets, key=lambda s: (recomputed_flops(spec, length, {*s, *host}, fused_attention), size(s), s))
     )
 
 
@@ -131,9 +131,12 @@ def width(spec: ModelSpec, name: str) -> int:
     return spec.hidden_size if name in ("out", "down") else spec.intermediate_size
 
 
-def kept_bytes(spec: ModelSpec, names: Iterable[str], itemsize: int) -> int:
-    """Bytes that one recomputed block keeps for one position: its input and these tensors."""
-    return itemsize * (spec.hidden_size + sum(width(spec, name) for name in names if name != "down"))
+def kept_bytes(spec: ModelSpec, names: Iterable[str], itemsize: int, fused_attention: bool) -> int:
+    """Bytes that one recomputed block keeps for one position: its input and these tensors; and where attention is one
+    kernel, beside ``context`` its log-sum-exp of each head, in float32 or better."""
+    names = set(names)
+    size = itemsize * (spec.hidden_size + sum(width(spec, name) for name in names if name != "down"))
+    return size + (max(itemsize, 4) * spec.num_heads if fused_attention and "context" in names else 0)
 
 
 def _product_flops(spec: ModelSpec, length: int) -> dict[str, int]:
