@@ -23,13 +23,18 @@ SPLASH_BLOCK = 128
 
 
 def choose_attention(
-    wanted: Literal["auto", "reference", "fused"], platform: str, sequence_length: int, compute: Any, islands: Any
+    wanted: Literal["auto", "reference", "fused"],
+    platform: str,
+    sequence_length: int,
+    compute: Any,
+    islands: Any,
+    matmul: str = "exact",
 ) -> Attention:
     """The implementation to use on that platform.
 
     Raises UserError when ``fused`` is asked for and cannot run.
     """
-    obstacle = _splash_obstacle(platform, sequence_length, compute)
+    obstacle = _splash_obstacle(platform, sequence_length, compute, matmul)
     if wanted == "fused" and obstacle:
         raise UserError(f"execution.attention=fused cannot run in jaxtrain here: {obstacle}; use auto or reference")
     if wanted == "reference" or obstacle:
@@ -37,13 +42,16 @@ def choose_attention(
     return splash_attention
 
 
-def _splash_obstacle(platform: str, sequence_length: int, compute: Any) -> str | None:
+def _splash_obstacle(platform: str, sequence_length: int, compute: Any, matmul: str) -> str | None:
     if platform != "tpu":
         return f"splash attention needs a TPU, and this is a {platform}"
     if sequence_length % SPLASH_BLOCK:
         return f"splash attention needs a sequence_length in multiples of {SPLASH_BLOCK}, not {sequence_length}"
     if compute not in (jnp.dtype("bfloat16"), jnp.dtype("float32")):
         return f"splash attention computes in bfloat16 or float32, not {compute}"
+    if matmul != "exact":
+        # Mosaic, which compiles the kernel, knows precisions and no algorithms (jax 0.10.2).
+        return f"splash attention cannot be told precision.matmul={matmul}"
     return None
 
 

@@ -86,6 +86,7 @@ class JaxBackend:
             config.batch.sequence_length,
             self.dtypes.compute,
             self.dtypes.islands,
+            self.policy.matmul,
         )
         self.execution = Execution(
             dtypes=self.dtypes,

@@ -19,7 +19,9 @@ from shared.policies.observed import Kind, Operation
 if TYPE_CHECKING:
     from jaxtrain.backend import JaxBackend
 
-ISLANDS = {"exp", "exp2", "log", "log1p", "rsqrt", "sqrt", "reduce_sum", "reduce_max", "cumsum", "cumlogsumexp"}
+ISLANDS = {"exp", "exp2", "log", "log1p", "rsqrt", "reduce_sum", "reduce_max", "cumsum", "cumlogsumexp"}
+UPDATES = {"sqrt"}
+"""The gradients' norm and AdamW's; a layer's norm takes the reciprocal root."""
 OVER_REPLICAS = {"psum", "psum2", "psum_invariant"}
 
 _HLO_FORMATS = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -38,12 +40,14 @@ def _traced(jaxpr: Any) -> Iterator[Operation]:
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         operands = [x.aval for x in equation.invars if jnp.issubdtype(getattr(x.aval, "dtype", int), jnp.floating)]
-        if operands and (name == "dot_general" or name in ISLANDS or name in OVER_REPLICAS):
+        if operands and (name == "dot_general" or name in ISLANDS | UPDATES | OVER_REPLICAS):
             coarsest = str(min((x.dtype for x in operands), key=lambda dtype: jnp.finfo(dtype).nmant))
             result = equation.outvars[0].aval
             kind: Kind = "product" if name == "dot_general" else "island"
             if name in OVER_REPLICAS:
                 kind = "sum over replicas"
+            elif name in UPDATES:
+                kind = "update"
             elif name == "reduce_sum" and result.ndim == 1 and operands[0].ndim >= 3:
                 kind = "vector gradient"
             exactness = _exactness(equation.params["precision"]) if kind == "product" and coarsest == "float32" else ""

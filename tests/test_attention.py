@@ -128,3 +128,16 @@ def test_a_tpu_gets_splash_attention() -> None:
     from jaxtrain.attention import choose_attention, splash_attention
 
     assert choose_attention("auto", "tpu", 256, jnp.dtype("bfloat16"), jnp.float32) is splash_attention
+
+
+def test_splash_attention_is_left_where_its_products_cannot_be_told_their_exactness() -> None:
+    """Its compiler stops at the name of an algorithm."""
+    import jax.numpy as jnp
+
+    from jaxtrain.attention import choose_attention, splash_attention
+
+    arguments = "tpu", 256, jnp.dtype("float32"), jnp.float32
+    assert choose_attention("auto", *arguments) is splash_attention
+    assert choose_attention("auto", *arguments, "bfloat16") is not splash_attention
+    with pytest.raises(UserError, match=r"precision\.matmul=bfloat16; use auto or reference"):
+        choose_attention("fused", *arguments, "bfloat16")

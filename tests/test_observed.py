@@ -11,7 +11,7 @@ from shared.config.schema import Precision
 from shared.policies.observed import Operation, judge
 from shared.policies.precision import precision_policy
 from tests import backends
-from tests.recipes import GPT2, LLAMA, recipe
+from tests.recipes import ADAMW, GPT2, LLAMA, SGD, recipe
 
 BOTH = pytest.mark.parametrize("name", backends.BACKENDS)
 
@@ -33,6 +33,22 @@ def test_no_operation_is_coarser_than_the_policy_says(name: str, model: dict[str
     assert {operation.kind for operation in found} >= {"product", "island"}
     products = [operation.operands for operation in found if operation.kind == "product"]
     assert preset in products, "and what was asked for is really there"
+
+
+@BOTH
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
+@pytest.mark.parametrize("accumulate", ["float32", "bfloat16"])
+def test_the_update_is_held_to_its_own_role(name: str, optimizer: dict[str, Any], accumulate: str) -> None:
+    """An update in bfloat16 that was asked for is no mistake, and one that was not is."""
+    precision = {"preset": "bfloat16", "accumulate": accumulate}
+    found = observed(name, precision=precision, optimizer=optimizer)
+    updates = [operation for operation in found if operation.kind == "update" and operation.source != "compiled"]
+    assert updates and {operation.operands for operation in updates} == {accumulate}
+    policy = precision_policy(recipe(precision=precision).precision)
+    assert [operation for operation in found if judge(operation, policy) == "coarser"] == []
+    wanted = precision_policy(Precision(preset="bfloat16"))
+    coarser = {operation.kind for operation in found if judge(operation, wanted) == "coarser"}
+    assert coarser == ({"update"} if accumulate == "bfloat16" else set())
 
 
 @BOTH
@@ -60,6 +76,7 @@ def test_the_compiled_program_is_read_too() -> None:
         (("island", "float32", ""), "as asked"),
         (("vector gradient", "bfloat16", ""), "as asked"),
         (("sum over replicas", "bfloat16", ""), "coarser"),
+        (("update", "bfloat16", ""), "coarser"),
     ],
 )
 def test_formats_are_held_to_their_role(operation: tuple[Any, str, str], verdict: str) -> None:

@@ -127,6 +127,14 @@ def test_float64_puts_jax_in_64_bits() -> None:
         ({"preset": "float64", "islands": "float32"}, "cpu", None, "precision.islands (float32) is coarser than"),
         ({"preset": "float32", "logits": "bfloat16"}, "cpu", None, "precision.logits (bfloat16) is coarser than"),
         ({"preset": "bfloat16", "logits": "float32"}, "cpu", None, None),
+        ({"preset": "float32", "parameters": "float64"}, "cpu", None, "precision.parameters (float64) is rounded to "
+         "precision.accumulate (float32)"),
+        ({"preset": "float32", "optimizer_state": "float64"}, "cpu", None, "precision.optimizer_state (float64) is"),
+        ({"preset": "float32", "logits": "float64"}, "cpu", None, "precision.logits (float64) is rounded to "
+         "precision.islands (float32)"),
+        ({"preset": "float32", "logits": "float64", "islands": "float64"}, "cpu", None, None),
+        ({"preset": "float32", "reduce": "float64"}, "cpu", None, None),
+        ({"preset": "float32", "reduce": "float64"}, "tpu", None, "precision.reduce (float64): a TPU has no float64"),
     ],
 )  # fmt: skip
 def test_a_policy_that_a_device_cannot_honour_is_refused(
@@ -156,3 +164,18 @@ def test_jax_reads_a_gpus_capability() -> None:
     require_precision(precision_policy(recipe(precision="float16").precision), device)
     with pytest.raises(UserError, match=r"compute capability 7\.5 has no bfloat16"):
         require_precision(precision_policy(recipe(precision="bfloat16").precision), device)
+
+
+def test_torch_refuses_bfloat16_products_of_float32_that_a_gpu_would_do_in_tf32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    from torchtrain.devices import require_precision
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = torch.device("cuda")
+    require_precision(precision_policy(recipe(precision="tf32").precision), gpu)
+    asked = recipe(precision={"preset": "float32", "matmul": "bfloat16"}).precision
+    with pytest.raises(UserError, match=r"precision\.matmul \(bfloat16\).*nearest valid: matmul=tf32"):
+        require_precision(precision_policy(asked), gpu)

@@ -38,6 +38,11 @@ def require_precision(policy: PrecisionPolicy, device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if why := refusal(policy, "gpu" if device.type == "cuda" else device.type, capability):
         raise UserError(why)
+    if policy.matmul == "bfloat16":
+        # torch.set_float32_matmul_precision("medium") means TensorFloat-32 in cuBLAS, and the run would not say so.
+        raise UserError(
+            "precision.matmul (bfloat16): PyTorch computes such products in TensorFloat-32; nearest valid: matmul=tf32"
+        )
 
 
 def describe(count: int) -> DeviceReport:

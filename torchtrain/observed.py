@@ -37,9 +37,8 @@ ISLANDS = {
     "nll_loss_forward",
     "native_layer_norm",
     "_fused_rms_norm",
-    "_foreach_norm",
-    "linalg_vector_norm",
 }
+UPDATES = {"_foreach_norm", "linalg_vector_norm", "_fused_adamw_", "_fused_sgd_"}
 OVER_REPLICAS = {"allreduce_", "all_reduce", "all_reduce_"}
 _EXACTNESS = {"highest": "exact", "high": "tf32", "medium": "bfloat16"}
 
@@ -72,6 +71,11 @@ class _Recorder(TorchDispatchMode):
             kind = "sum over replicas"
         operands = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point()]
         results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        if name in UPDATES:
+            kind = "update"
+            # The optimisers' counts of steps are scalars in float32, whatever the arithmetic; they work in place.
+            operands = [x for x in operands if x.ndim > 0] or operands
+            results = results or operands
         if kind is not None and operands and results:
             if plain == "sum" and results[0].squeeze().ndim == 1 < operands[0].ndim:
                 kind = "vector gradient"

@@ -28,8 +28,8 @@ class Dtypes:
 
 def dtypes(policy: PrecisionPolicy) -> Dtypes:
     """Look the dtypes up, and forbid shortcuts that nobody asked for: TF32, and half-precision sums in products."""
-    torch.set_float32_matmul_precision({"exact": "highest", "tf32": "high", "bfloat16": "medium"}[policy.matmul])
-    torch.backends.cudnn.allow_tf32 = policy.matmul != "exact"
+    torch.set_float32_matmul_precision("high" if policy.matmul == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = policy.matmul == "tf32"
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return Dtypes(**{field.name: getattr(torch, getattr(policy, field.name)) for field in fields(Dtypes)})

@@ -1,10 +1,11 @@
 """What really ran, held against the precision policy: formats are checked, not believed.
 
-A backend lists the operations of one training step with the formats of their operands. Two kinds matter. *Products* of
-matrices must have operands no coarser than the compute role, and float32 ones the exactness that the matmul role asks
-for. *Islands* (exponentials, logarithms, roots, normalisations, sums) must be no coarser than the islands role. One sum
-is excused: the gradient of a vector (a bias) over rows and positions, which has the compute dtype of what it sums.
-Finer than asked is told, and is no mistake: a CPU has few half-precision products and raises the others.
+A backend lists the operations of one training step with the formats of their operands. Three kinds matter. *Products*
+of matrices must have operands no coarser than the compute role, and float32 ones the exactness that the matmul role
+asks for. *Islands* (exponentials, logarithms, roots, normalisations, sums) must be no coarser than the islands role,
+and the *update* (the gradients' norm and the optimiser) no coarser than the accumulate role. One sum is excused: the
+gradient of a vector (a bias) over rows and positions, which has the compute dtype of what it sums. Finer than asked is
+told, and is no mistake: a CPU has few half-precision products and raises the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 
 from shared.policies.precision import PrecisionPolicy
 
-Kind = Literal["product", "island", "vector gradient", "sum over replicas"]
+Kind = Literal["product", "island", "vector gradient", "sum over replicas", "update"]
 
 _BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 """Bits after the point: what decides rounding."""
@@ -45,6 +46,8 @@ def asked(operation: Operation, policy: PrecisionPolicy) -> str:
             return policy.compute
         case "sum over replicas":
             return policy.reduce
+        case "update":
+            return policy.accumulate
         case _:
             return policy.islands
 

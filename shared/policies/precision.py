@@ -8,7 +8,7 @@ statistics, softmax, rotary angles, the loss; and gradient accumulators and the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from shared.config.precision import LossScale, Precision, roles
 
@@ -54,6 +54,13 @@ def contradiction(policy: PrecisionPolicy) -> str | None:
                 f"precision.{role} ({getattr(p, role)}) is coarser than precision.compute ({p.compute}), so what is "
                 f"computed finely would be rounded at once; nearest valid: {role}={p.compute}"
             )
+    for role, user in (("parameters", "accumulate"), ("optimizer_state", "accumulate"), ("logits", "islands")):
+        name, taken_in = getattr(p, role), getattr(p, user)
+        if name == "float64" and taken_in != "float64":
+            return (
+                f"precision.{role} (float64) is rounded to precision.{user} ({taken_in}) wherever it is used; nearest "
+                f"valid: {role}={taken_in}"
+            )
     if _BITS[p.logits] < _BITS[p.compute]:
         return (
             f"precision.logits ({p.logits}) is coarser than precision.compute ({p.compute}); nearest valid: "
@@ -78,8 +85,7 @@ def refusal(policy: PrecisionPolicy, platform: str, capability: tuple[int, int] 
     device = {"cpu": "a CPU", "gpu": "this GPU", "tpu": "a TPU"}.get(platform, platform)
     if old and capability is not None:
         device = f"a GPU of compute capability {capability[0]}.{capability[1]}"
-    roles = {role: getattr(policy, role) for role in ("parameters", "compute", "logits", "islands", "accumulate")}
-    doubles = [role for role, name in roles.items() if name == "float64"]
+    doubles = [field.name for field in fields(policy) if getattr(policy, field.name) == "float64"]
     if platform == "tpu" and doubles:
         return f"precision.{doubles[0]} (float64): {device} has no float64; nearest valid: precision=float32"
     if platform == "tpu" and policy.compute == "float16":
