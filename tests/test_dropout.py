@@ -81,7 +81,7 @@ def test_masks_of_neighbours_are_independent() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_elements_of_a_row_are_independent_at_every_distance(rate: float) -> None:
-    """A bare counter through the finaliser fails this by 10 to 12 standard deviations, at a distance of 24 * 1024 or 34 * 1024."""
+    """A bare counter through the finaliser fails this: 10 standard deviations at a distance of 24 * 1024, for one."""
     size, num_lags, num_masks = 1 << 20, 1 << 16, 12
     for update in range(num_masks):
         kept = keep_mask(dropout_key(0, "out", 1), update, np.array([5 * update]), size, rate)[0]
