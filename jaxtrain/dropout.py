@@ -42,7 +42,8 @@ def keep_mask(key: Any, update: jax.Array, rows_B: jax.Array, size: int, rate: f
     k = _mix(key[0] + update.astype(jnp.uint32) * golden)
     a_B = _mix(k + rows_B.astype(jnp.uint32) * golden)
     b_B = _mix(a_B ^ key[1])
-    bits_BE = _mix(jnp.arange(size, dtype=jnp.uint32)[None] ^ a_B[:, None]) ^ b_B[:, None]
+    elements_E = jnp.arange(size, dtype=jnp.uint32) * golden
+    bits_BE = _mix(elements_E[None] + a_B[:, None]) ^ b_B[:, None]
     return bits_BE >= jnp.uint32(threshold(rate))
 
 

@@ -40,8 +40,8 @@ def keep_mask(key: tuple[int, int], update: torch.Tensor, rows_B: torch.Tensor, 
     k = _mix(update.to(torch.int32) * golden + _signed(key[0]))
     a_B = _mix(rows_B.to(torch.int32) * golden + k)
     b_B = _mix(a_B ^ _signed(key[1]))
-    elements_E = torch.arange(size, dtype=torch.int32, device=rows_B.device)
-    bits_BE = _mix(elements_E[None] ^ a_B[:, None]) ^ b_B[:, None]
+    elements_E = torch.arange(size, dtype=torch.int32, device=rows_B.device) * golden
+    bits_BE = _mix(elements_E[None] + a_B[:, None]) ^ b_B[:, None]
     return (bits_BE ^ _signed(1 << 31)) >= threshold(rate) - (1 << 31)
 
 

@@ -5,11 +5,13 @@ the run's seed, the number of completed updates, the row's number in the global 
 the element's number within its row. So the mask does not change with the microbatch, the number of devices or the
 framework, and a block that is recomputed meets it again.
 
-    keep  <=>  (mix(element ^ a) ^ b) >= rate * 2^32          in 32-bit unsigned integers
+    keep  <=>  (mix(element * GOLDEN + a) ^ b) >= rate * 2^32          in 32-bit unsigned integers
     a = mix(k + row * GOLDEN),  b = mix(a ^ key1),  k = mix(key0 + update * GOLDEN)
 
 with ``mix`` the finaliser *lowbias32* (C. Wellons, "Prospecting for Hash Functions", 2018), a bijection in which every
-input bit reaches every output bit, and (key0, key1) from a SHA-256 of seed, name and layer. What stays is divided by
+input bit reaches every output bit, and (key0, key1) from a SHA-256 of seed, name and layer. GOLDEN is 2^32 over the
+golden ratio: its multiples are spread evenly (a Weyl sequence, as in SplitMix; Steele et al. 2014). Of consecutive
+numbers the finaliser alone makes bits that correlate by up to 0.02 at some distances. What stays is divided by
 1 - rate, in the islands' dtype. An update that is skipped does not advance the count, nor the mask.
 """
 
@@ -48,7 +50,8 @@ def keep_mask(key: tuple[int, int], update: int, rows: np.ndarray, size: int, ra
         k = _mix(np.asarray(np.uint32(key[0]) + np.uint32(update) * np.uint32(GOLDEN)))
         a_B = _mix(k + np.asarray(rows, np.uint32) * np.uint32(GOLDEN))
         b_B = _mix(a_B ^ np.uint32(key[1]))
-        bits_BE = _mix(np.arange(size, dtype=np.uint32)[None] ^ a_B[:, None]) ^ b_B[:, None]
+        elements_E = np.arange(size, dtype=np.uint32) * np.uint32(GOLDEN)
+        bits_BE = _mix(elements_E[None] + a_B[:, None]) ^ b_B[:, None]
     kept: np.ndarray = bits_BE >= np.uint32(threshold(rate))
     return kept
 
