@@ -48,8 +48,8 @@ def accumulate(
         return over_replicas(jax.tree.map(lambda x: x.astype(dtype), value_and_grad(parameters, batch)))
 
     def add(total: Tree, microbatch: Tree) -> tuple[Tree, None]:
-        part = every(value_and_grad(parameters, microbatch))
-        return jax.tree.map(lambda a, b: a + b.astype(dtype), total, part), None
+        part = every(jax.tree.map(lambda x: x.astype(dtype), value_and_grad(parameters, microbatch)))
+        return jax.tree.map(jnp.add, total, part), None
 
     zeros = jnp.zeros((), dtype), jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), parameters)
     total, _ = jax.lax.scan(add, zeros, microbatches(batch, count))

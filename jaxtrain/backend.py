@@ -256,17 +256,12 @@ class JaxBackend:
                 rows,
                 self.num_microbatches,
                 self.dtypes.accumulate,
-                over_replicas=summed,
+                over_replicas=lambda sums: self.placement.sum_gradients(sums, self.dtypes.reduce),
                 sync=self.config.accumulation.sync,
             )
 
-        def summed(sums: Any) -> Any:
-            return self.placement.summed(sums, self.dtypes.reduce) if self.placement.replicas > 1 else sums
-
-        if self.placement.replicas > 1:
-            of_rows = self.placement.on_each_replica(of_rows)
         with matmul_precision(self.policy):
-            return of_rows(parameters, weight, update, batch)
+            return self.placement.on_each_replica(of_rows)(parameters, weight, update, batch)
 
     def update(
         self, state: TrainState, batch: DeviceBatch, rates: jax.Array
@@ -305,11 +300,14 @@ class JaxBackend:
 
     def _loss_sums(self, parameters: dict[str, jax.Array], batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
         parameters = offload.fetched_parameters(parameters, self.config, self.placement)
+
+        def of_rows(parameters: dict[str, jax.Array], rows: DeviceBatch) -> jax.Array:
+            parts = microbatches(rows, self.num_microbatches)
+            losses = jax.lax.map(lambda microbatch: self.loss_sum(parameters, microbatch), parts)
+            return self.placement.sum(jnp.sum(losses))
+
         with matmul_precision(self.policy):
-            losses = jax.lax.map(
-                lambda microbatch: self.loss_sum(parameters, microbatch), microbatches(batch, self.num_microbatches)
-            )
-        return jnp.sum(losses), jnp.sum(batch.mask)
+            return self.placement.on_each_replica(of_rows)(parameters, batch), jnp.sum(batch.mask)
 
 
 def _cast(tree: dict[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:

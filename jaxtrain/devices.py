@@ -54,8 +54,14 @@ def describe(count: int) -> DeviceReport:
 
 
 def memory_bytes(device: object) -> int | None:
-    """Memory that a program may use on the device, or None where it does not say."""
-    stats = getattr(device, "memory_stats", lambda: None)() or {}
+    """Memory that a program may use on the device, or None where it does not say: a CPU, or a device that is only
+    compiled for."""
+    import jax
+
+    try:
+        stats = getattr(device, "memory_stats", lambda: None)() or {}
+    except jax.errors.JaxRuntimeError:
+        return None
     return stats.get("bytes_limit")
 
 

@@ -36,16 +36,16 @@ def trace(backend: JaxBackend, state: TrainState, batch: Batch) -> Iterator[tupl
     architecture = Architecture.of(backend.spec, execution)
     names: list[str] = []
 
-    def forward(parameters: dict[str, jax.Array], part: DeviceBatch, update: jax.Array) -> list[jax.Array]:
+    def forward(parameters: dict[str, jax.Array], update: jax.Array, part: DeviceBatch) -> list[jax.Array]:
         model, dropout = architecture.bind(parameters), backend.dropout(part, update)
         with recorded() as values, matmul_precision(backend.policy):
             model(part.tokens, part.segments, part.positions, dropout)
         names[:] = values
         return list(values.values())
 
-    step = jax.jit(forward)
+    step = jax.jit(backend.placement.on_each_replica(forward, gives_rows=True))
     stacked = microbatches(rows, count)
-    parts = [step(parameters, jax.tree.map(lambda x, a=a: x[a], stacked), state.num_updates) for a in range(count)]
+    parts = [step(parameters, state.num_updates, jax.tree.map(lambda x, a=a: x[a], stacked)) for a in range(count)]
     for index, name in enumerate(names):
         yield f"forward.{name}", stitched(np.asarray(part[index]) for part in parts)
 

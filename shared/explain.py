@@ -20,7 +20,7 @@ def explain_precision(config: Config, backend: Backend) -> int:
 
     policy = precision_policy(config.precision)
     observed = backend.observe()
-    console = Console()
+    console = Console(quiet=backend.process != 0)
     if not console.is_terminal:
         console.width = 120
     console.print(_roles(config, policy))

@@ -56,8 +56,9 @@ def train_run(
     data = open_data(config)
     backend = framework.backend(config)
     config = backend.config
+    traces = {step: directory.traces / f"{step}.npz" for step in traced}
     if backend.process != 0:
-        return _follow(config, backend, data, checkpoints, facts, last)
+        return _follow(config, backend, data, checkpoints, facts, traces, last)
     with directory, Interrupt() as interrupt:
         device = backend.describe()
         fingerprints = {
@@ -90,7 +91,7 @@ def train_run(
                 checkpoints=checkpoints,
                 facts={**facts, "fingerprints": fingerprints},
                 interrupt=interrupt,
-                traces={step: directory.traces / f"{step}.npz" for step in traced},
+                traces=traces,
             )
             state, first = trainer.start()
             recorder.note(
@@ -111,11 +112,17 @@ def train_run(
 
 
 def _follow(
-    config: Config, backend: Backend, data: Data, checkpoints: Checkpoints, facts: dict[str, Any], last: int
+    config: Config,
+    backend: Backend,
+    data: Data,
+    checkpoints: Checkpoints,
+    facts: dict[str, Any],
+    traces: dict[int, Path],
+    last: int,
 ) -> int:
     """Train along as one of several processes, of which the first records and saves; returns the exit status."""
     with Interrupt() as interrupt:
-        trainer = Trainer(config, backend, data, Unrecorded(), checkpoints, facts, interrupt)
+        trainer = Trainer(config, backend, data, Unrecorded(), checkpoints, facts, interrupt, traces)
         state, first = trainer.start()
         try:
             trainer.train(state, first, last)

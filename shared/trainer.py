@@ -84,7 +84,7 @@ class Trainer:
                 step = index + 1
                 trace = Trace(self.backend, state, batch) if step in self.traces else None
                 state, metrics = self.backend.train_step(state, batch)
-                if trace:
+                if trace and self.backend.process == 0:
                     trace.write(state, self.traces[step])
                 log.dispatched(
                     step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0

@@ -47,12 +47,13 @@ def accumulate(
         part = share(microbatch)
         part.backward()
         total = part.detach() if total is None else total + part.detach()
+        parts = {p: p.grad for p in sums if p.grad is not None}
         if sync == "every" and sums:
-            over_replicas([p.grad for p in apart if p.grad is not None])
-        for parameter, accumulated in sums.items():
-            if parameter.grad is not None:
-                accumulated += parameter.grad
-                parameter.grad = None
+            parts = {p: gradient.to(dtype) for p, gradient in parts.items()}
+            over_replicas(parts.values())
+        for parameter, gradient in parts.items():
+            sums[parameter] += gradient
+            parameter.grad = None
     assert total is not None
     gradients = {p: p.grad for p in parameters if p.grad is not None} | sums
     if sync == "last" or not sums:
@@ -67,11 +68,17 @@ class Trained(Protocol):
     def train_step(self, state: Any, batch: Batch) -> tuple[Any, Any]: ...
 
 
-def with_microbatch(config: Config, device: torch.device, made: Callable[[Config], Trained]) -> Config:
-    """The config with the largest microbatch that fits in the place of ``auto``.
+def with_microbatch(
+    config: Config,
+    device: torch.device,
+    made: Callable[[Config], Trained],
+    any_replica: Callable[[bool], bool] = lambda wish: wish,
+) -> Config:
+    """The config with the largest microbatch that fits every replica in the place of ``auto``.
 
     Found by trying: the backend that ``made`` gives takes two steps on an empty batch, in the second of which the
-    optimiser's state exists.
+    optimiser's state exists. Each replica tries by itself (that backend sends nothing), since one that runs out of
+    memory would leave the others waiting; then ``any_replica`` says whether any did.
 
     Raises UserError on a device whose memory has no limit that an allocator would tell of.
     """
@@ -88,7 +95,7 @@ def with_microbatch(config: Config, device: torch.device, made: Callable[[Config
     segmented = config.data.packing == "segments"
     batch = Batch(nothing, nothing, nothing == 0, *((nothing, nothing) if segmented else (None, None)))
 
-    def fits(microbatch: int) -> bool:
+    def fits_here(microbatch: int) -> bool:
         try:
             backend = made(sized(microbatch))
             state = backend.create_state()
@@ -102,5 +109,8 @@ def with_microbatch(config: Config, device: torch.device, made: Callable[[Config
             gc.collect()
             torch.cuda.empty_cache()
         return True
+
+    def fits(microbatch: int) -> bool:
+        return not any_replica(not fits_here(microbatch))
 
     return sized(largest_microbatch(config.batch.global_batch // config.parallel.data, fits))

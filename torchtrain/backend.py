@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,14 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, config: Config):
-        self.replicas = Replicas(config.parallel)
+    def __init__(self, config: Config, replicas: Replicas | None = None):
+        """``replicas``: this process's place among them; default: what ``torch.distributed`` says."""
+        self.replicas = replicas or Replicas.of(config.parallel)
         self.process = self.replicas.index
-        config = with_microbatch(config, devices.device(), TorchBackend)
+        by_itself = replace(self.replicas, sending=False)
+        config = with_microbatch(
+            config, devices.device(), lambda sized: TorchBackend(sized, by_itself), self.replicas.any
+        )
         self.config = config
         self.policy = precision_policy(config.precision)
         self.dtypes = dtypes(self.policy)
@@ -119,7 +123,7 @@ class TorchBackend:
         return devices.describe(self.replicas.count)
 
     def agreed(self, wish: bool) -> bool:
-        return self.replicas.any(wish, self.device)
+        return self.replicas.any(wish)
 
     # ------------------------------------------------------------------------------------------------------- state
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from shared.config.schema import Parallel
 from shared.errors import UserError
@@ -21,22 +23,41 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients that travel together; as large as makes good use of a link."""
 
 
-class Replicas:
-    """This process's place among those of the run; alone unless ``torch.distributed`` was set up."""
+MEETING = datetime.timedelta(minutes=2)
+"""How long a process waits for the others to start."""
 
-    def __init__(self, parallel: Parallel):
+WORKING = datetime.timedelta(hours=1)
+"""How long it waits in a collective: the others may be waiting for the first, which writes a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """This process's place among those of the run."""
+
+    index: int = 0
+    count: int = 1
+    sending: bool = True
+    """False for a step that one process tries by itself: its sums take the same memory, and miss the others' parts."""
+
+    @staticmethod
+    def of(parallel: Parallel) -> Replicas:
+        """The place that ``torch.distributed`` gives; alone where it was not set up.
+
+        Raises UserError when there are not as many processes as replicas.
+        """
         together = dist.is_available() and dist.is_initialized()
-        self.index, self.count = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        if self.count != parallel.data:
+        index, count = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        if count != parallel.data:
             raise UserError(
-                f"parallel.data ({parallel.data}) needs as many processes, and there is {self.count}; start them with "
+                f"parallel.data ({parallel.data}) needs as many processes, and there is {count}; start them with "
                 f"python -m torch.distributed.run --nproc-per-node {parallel.data} -m torchtrain, or set "
-                f"parallel.data={self.count}"
+                f"parallel.data={count}"
             )
+        return Replicas(index, count)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, which now holds the sum over all replicas."""
-        if self.count > 1:
+        if self.count > 1 and self.sending:
             dist.all_reduce(tensor)
         return tensor
 
@@ -46,15 +67,13 @@ class Replicas:
             return
         for bucket in _buckets(gradients, dtype.itemsize):
             flat = torch.cat([gradient.reshape(-1).to(dtype) for gradient in bucket])
-            dist.all_reduce(flat)
+            self.sum_(flat)
             for gradient, part in zip(bucket, flat.split([gradient.numel() for gradient in bucket]), strict=True):
                 gradient.copy_(part.view(gradient.shape))
 
-    def any(self, wish: bool, device: torch.device) -> bool:
-        """Whether any replica has the wish."""
-        if self.count == 1:
-            return wish
-        return bool(self.sum_(torch.tensor(int(wish), device=device)).item())
+    def any(self, wish: bool) -> bool:
+        """Whether any replica has the wish; asked between hosts, so that no accelerator is waited for."""
+        return wish if self.count == 1 else bool(self.sum_(torch.tensor(int(wish))).item())
 
 
 def _buckets(tensors: Iterable[torch.Tensor], itemsize: int) -> Iterator[list[torch.Tensor]]:
@@ -73,7 +92,7 @@ def _buckets(tensors: Iterable[torch.Tensor], itemsize: int) -> Iterator[list[to
 def join() -> None:
     """Meet the other processes, when a launcher such as ``torchrun`` has started several.
 
-    Raises UserError when they do not meet within two minutes.
+    Raises UserError when they do not meet in time.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return
@@ -81,10 +100,12 @@ def join() -> None:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(minutes=2))
+        store, rank, count = next(rendezvous("env://", timeout=MEETING))
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=WORKING)
     except (dist.DistError, ValueError) as error:
-        rank, world = os.environ.get("RANK", "?"), os.environ["WORLD_SIZE"]
-        raise UserError(f"process {rank} of {world} did not meet the others: {str(error).splitlines()[0]}") from None
+        which = f"process {os.environ.get('RANK', '?')} of {os.environ['WORLD_SIZE']}"
+        raise UserError(f"{which} did not meet the others: {str(error).splitlines()[0]}") from None
 
 
 def leave() -> None:
