@@ -239,7 +239,9 @@ def _largest(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[i
         other = second[step]
         same = one == other or (math.isnan(one) and math.isnan(other))
         error = 0.0 if same else abs(one - other) / max(abs(one), abs(other))
-        if not error <= worst[1]:
+        if math.isnan(error):
+            return step, math.inf
+        if error > worst[1]:
             worst = (step, error)
     return worst
 

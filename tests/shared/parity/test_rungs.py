@@ -185,7 +185,7 @@ def test_bisection_runs_again_to_the_first_step_that_parts_and_names_its_first_t
     culprit = bisect(rung, made.results(JOB), runner)
     assert culprit is not None and (culprit.step, culprit.difference.name) == (4, "gradient.w")
     assert runner.asked[0] == ("jax", ("--stop-at-step", "4", "--trace", "1", "--trace", "4"))  # type: ignore[attr-defined]
-    assert str(culprit).startswith("jax (job-traced) and torch (job-traced): first differs in gradient.w at step 4")
+    assert str(culprit).startswith("jax (job) and torch (job): first differs in gradient.w at step 4")
 
 
 def test_bisection_says_nothing_where_nothing_differs(tmp_path: Path) -> None:
