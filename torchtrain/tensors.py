@@ -18,15 +18,14 @@ _operation: ContextVar[str | None] = ContextVar("operation", default=None)
 
 
 def named(name: str, operation: Callable[..., torch.Tensor], *inputs: torch.Tensor | None) -> torch.Tensor:
-    """What the operation gives, known by that name to remat and offload policies; recorded if somebody records."""
+    """What the operation gives, known by that name to remat and offload policies."""
     if torch.compiler.is_compiling():
         return operation(*inputs)
     token = _operation.set(name)
     try:
-        value = operation(*inputs)
+        return operation(*inputs)
     finally:
         _operation.reset(token)
-    return record(name, value)
 
 
 def operation_name() -> str | None:

@@ -69,7 +69,7 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         dtype = self.run.dtypes.compute
         bias = None if self.bias is None else self.bias.to(dtype)
-        return named(self.name, F.linear, x, self.weight.to(dtype), bias)
+        return record(self.name, named(self.name, F.linear, x, self.weight.to(dtype), bias))
 
 
 class SelfAttention(nn.Module):
@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
         )
         if rotation is not None:
             q_BTHD, k_BTKD = rotate(q_BTHD, rotation), rotate(k_BTKD, rotation)
-        context_BTHD = self.run.attention(q_BTHD, k_BTKD, v_BTKD, visible_BTT)
+        context_BTHD = record("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, visible_BTT))
         return self.out(context_BTHD.reshape(B, T, -1))
 
 
