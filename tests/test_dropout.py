@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -144,10 +145,29 @@ def test_how_the_work_is_cut_up_does_not_change_the_mask(name: str, microbatch: 
     assert error(gradients(name, "llama", 4, microbatch, remat, layers), plain) < 1e-13
 
 
+def test_a_replica_of_torch_numbers_its_rows_as_the_global_batch_does() -> None:
+    """With the mask a function of that number, two processes drop what one does. (JAX: tests/test_replicas.py.)"""
+    config = dropping()
+    batch = random_batch(config)
+    with backends.make("torch", config) as backend:
+        for index in range(4):
+            backend.replicas = dataclasses.replace(backend.replicas, index=index, count=4)
+            placed = backend.place(batch)
+            assert placed.rows.tolist() == [2 * index, 2 * index + 1]
+            assert np.array_equal(placed.tokens.numpy(), batch.tokens[placed.rows])
+
+
 @BOTH
 def test_each_update_has_its_own_mask(name: str) -> None:
     first, second = (gradients(name, "llama", update, 8, "none", "unroll") for update in (0, 1))
     assert error(first, second) > 1e-2
+
+
+def test_a_new_mask_compiles_no_new_program_in_jax() -> None:
+    config = dropping(execution={"vocab_chunk": 10}, accumulation={"microbatch": 2})
+    with backends.make("jax", config) as backend:
+        backends.steps(backend, [random_batch(config, seed=seed) for seed in range(3)])
+        assert backend.step._cache_size() == 1
 
 
 @BOTH

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from tests import backends
-from tests.recipes import ADAMW, SGD, random_batch, recipe
+from tests.recipes import ADAMW, LLAMA, SGD, random_batch, recipe
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize("optimizer", [ADAMW | {"ema_decay": 0.9}, SGD], ids=["adamw", "sgd"])
-def test_a_step_reads_nothing_back(precision: str, optimizer: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("dropout", "vocab_chunk"), [(0.0, None), (0.3, 10)], ids=["plain", "dropout and a loss in chunks"]
+)
+def test_a_step_reads_nothing_back(
+    precision: str, optimizer: dict[str, Any], dropout: float, vocab_chunk: int | None
+) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
@@ -24,7 +29,8 @@ def test_a_step_reads_nothing_back(precision: str, optimizer: dict[str, Any]) ->
             self.reads += function.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero")
             return function(*arguments, **(keywords or {}))
 
-    config = recipe(precision=precision, optimizer=optimizer, accumulation={"microbatch": 2})
+    sections = {"model": LLAMA | {"dropout": dropout}, "execution": {"vocab_chunk": vocab_chunk}}
+    config = recipe(precision=precision, optimizer=optimizer, accumulation={"microbatch": 2}, **sections)
     batch = random_batch(config, segments=True)
     with backends.make("torch", config) as backend:
         state = backend.create_state()
