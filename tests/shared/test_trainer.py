@@ -14,6 +14,7 @@ from shared.backend import StepMetrics, Sums
 from shared.batch import Batch
 from shared.checkpoint import Checkpoints
 from shared.interrupt import Interrupt
+from shared.recorder import Unrecorded
 from shared.step_log import Diverged
 from shared.trainer import Trainer
 from tests.recipes import recipe
@@ -41,6 +42,10 @@ class FakeBackend:
     name: str = "fake"
     skips: set[int] = field(default_factory=set)
     skipped: int = 0
+    process: int = 0
+
+    def agreed(self, wish: bool) -> bool:
+        return wish
 
     def create_state(self) -> int:
         return 0
@@ -178,3 +183,23 @@ def test_a_gradient_that_is_not_finite_stops_the_run_even_in_a_step_that_is_not_
         run.train(*run.start(), 10)
     latest = run.checkpoints.latest()
     assert latest is not None and latest.step == 3
+
+
+def test_a_process_that_is_not_the_first_trains_along_and_saves_nothing(tmp_path: Path) -> None:
+    backend = FakeBackend(asynchronous=False, process=1)
+    made = trainer(tmp_path, backend)
+    made.recorder = Unrecorded()
+    outcome = made.train(0, 0, 4)
+    assert outcome.step == 4 and [e for e in backend.events if e.startswith("step")] == [
+        f"step {n}" for n in range(1, 5)
+    ]
+    assert not [event for event in backend.events if event.startswith("save")]
+
+
+def test_a_signal_to_any_process_stops_all(tmp_path: Path) -> None:
+    class Told(FakeBackend):
+        def agreed(self, wish: bool) -> bool:
+            return wish or len([event for event in self.events if event.startswith("step")]) == 2
+
+    outcome = trainer(tmp_path, Told(asynchronous=False)).train(0, 0, 4)
+    assert outcome.step == 2 and outcome.interrupted == "a signal to another process"
