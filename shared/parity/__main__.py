@@ -6,6 +6,7 @@ Exit status: 0 when every rung held (and every mutant was caught), 1 when one di
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ def _climb(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     from shared.config.load import load_config
     from shared.parity import against, ladder
     from shared.parity.bisect import bisect
-    from shared.parity.jobs import Runner
+    from shared.parity.jobs import BACKENDS, Runner
     from shared.parity.view import LadderView
 
     config = load_config(arguments.config, arguments.overrides).config
@@ -85,7 +86,8 @@ def _climb(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
             raise UserError(f"--only {name}: no such rung; {nearest(name, names)}")
     rungs = [rung for rung in rungs if not arguments.only or rung.name in arguments.only]
     shutil.rmtree(work, ignore_errors=True)
-    runner = Runner(work)
+    # Both backends run side by side: threads that wait for a core by spinning would take it from the other.
+    runner = Runner(work, threads=max(1, (os.cpu_count() or 2) // len(BACKENDS)))
     found: list[tuple[Rung, Verdict]] = []
     results: dict[str, Any] = {}
     with LadderView(rungs, runner) as view:
