@@ -41,10 +41,30 @@ print(json.dumps({
 """
 
 
-def compiled(*overrides: str) -> dict[str, Any]:
+REPLICAS = """
+import json, sys
+from jax.experimental import topologies
+from jaxtrain.backend import JaxBackend
+from jaxtrain.devices import memory_bytes
+from shared.config.load import load_config
+
+config = load_config("configs/demo.yaml", sys.argv[1:]).config
+topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2", chips_per_host_bounds=(2, 2, 1))
+backend = JaxBackend(config, topology.devices)
+state, batch, rates = backend.abstract_inputs()
+programs = {"step": (backend.step, state, batch, rates), "evaluation": (backend.evaluate, state.parameters, batch)}
+options = {"exec_time_optimization_effort": -1.0}
+found = {name: function.lower(*inputs).compile(compiler_options=options).as_text() for name, (function, *inputs)
+         in programs.items()}
+kernels = {name: text.count("tpu_custom_call") for name, text in found.items()}
+print(json.dumps({**kernels, "memory": memory_bytes(topology.devices[0])}))
+"""
+
+
+def compiled(*overrides: str, script: str = SCRIPT) -> dict[str, Any]:
     environment = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *overrides],
+        [sys.executable, "-c", script, *overrides],
         env=environment | {"PYTHONPATH": ":".join(sys.path)},
         text=True,
         capture_output=True,
@@ -86,3 +106,13 @@ def test_what_is_offloaded_leaves_a_v5es_memory_for_its_hosts(offload: list[str]
 @pytest.mark.slow
 def test_a_v5e_gets_float32_products_in_bfloat16_where_they_are_asked_for() -> None:
     assert compiled("precision={preset: float32, matmul: bfloat16}")["kernels"] == 0, "in plain attention"
+
+
+@pytest.mark.slow
+def test_replicas_train_and_evaluate_with_splash_attention_on_several_tpus() -> None:
+    """A kernel cannot be partitioned: each replica has to run it on its own rows."""
+    found = compiled("precision=bfloat16", "parallel.data=2", "accumulation.microbatch=2", script=REPLICAS)
+    assert found["step"] >= 2 and found["evaluation"] >= 1
+    assert found["memory"] is None, (
+        "a TPU that is only compiled for does not say, and microbatch=auto asks the compiler"
+    )
