@@ -14,29 +14,28 @@ import pytest
 
 SCRIPT = """
 import json, sys
-import jax, jax.numpy as jnp
+import jax
 from jax.experimental import topologies
 from jaxtrain.backend import JaxBackend
-from jaxtrain.batch import DeviceBatch
 from shared.config.load import load_config
 
 config = load_config("configs/demo.yaml", sys.argv[1:]).config
 topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:1x1", chips_per_host_bounds=(1, 1, 1))
 backend = JaxBackend(config, topology.devices)
-shape = config.batch.global_batch, config.batch.sequence_length
-
-def rows(dtype):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=backend.placement.rows)
-
-batch = DeviceBatch(rows(jnp.int32), rows(jnp.int32), rows(jnp.bool), rows(jnp.int32), rows(jnp.int32), None)
-compiled = backend.step.lower(backend.abstract_state(), batch, backend.rates).compile(
+compiled = backend.step.lower(*backend.abstract_inputs()).compile(
     compiler_options={"exec_time_optimization_effort": -1.0}
 )
 memory = compiled.memory_analysis()
-state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(backend.abstract_state()))
+
+def size(part):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
+
+state = backend.abstract_state()
 text = compiled.as_text()
 print(json.dumps({
-    "state": state, "arguments": memory.argument_size_in_bytes, "donated": memory.alias_size_in_bytes,
+    "state": size(state), "moments": size(state.optimizer), "parameters": size(state.parameters),
+    "arguments": memory.argument_size_in_bytes, "donated": memory.alias_size_in_bytes,
+    "host_arguments": memory.host_argument_size_in_bytes, "host_donated": memory.host_alias_size_in_bytes,
     "kernels": text.count("tpu_custom_call"), "loops": text.count(" while("), "products": text.count("convolution("),
 }))
 """
@@ -83,6 +82,30 @@ def test_a_v5e_gets_the_step_with_splash_attention_a_layer_scan_and_donated_stat
     assert found["loops"] >= 3, "microbatches, layers forward, layers backward"
     # Every byte of the state is updated in place. TPU layouts pad small arrays, hence the margin upwards.
     assert found["state"] <= found["donated"] <= 1.2 * found["state"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("offload", "parts"),
+    [
+        (["offload.optimizer=host"], ["moments"]),
+        (["offload.optimizer=host", "offload.parameters=host"], ["moments", "parameters"]),
+    ],
+    ids=["optimizer", "optimizer-and-parameters"],
+)
+def test_what_is_offloaded_leaves_a_v5es_memory_for_its_hosts(offload: list[str], parts: list[str]) -> None:
+    plain, found = compiled("precision=bfloat16"), compiled("precision=bfloat16", *offload)
+    offloaded = sum(plain[part] for part in parts)
+    assert plain["host_arguments"] == 0
+    # The compiler pads small arrays: 508 bytes for AdamW's count of steps.
+    assert offloaded <= found["host_arguments"] <= 1.01 * offloaded
+    assert plain["arguments"] - found["arguments"] == pytest.approx(found["host_arguments"], rel=0.01)
+    assert found["host_donated"] == found["host_arguments"], "and is updated in place there"
+
+
+@pytest.mark.slow
+def test_a_v5e_gets_float32_products_in_bfloat16_where_they_are_asked_for() -> None:
+    assert compiled("precision={preset: float32, matmul: bfloat16}")["kernels"] == 0, "in plain attention"
 
 
 @pytest.mark.slow
