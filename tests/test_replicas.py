@@ -37,10 +37,10 @@ def config_of(replicas: int, microbatch: int, sync: str, precision: Any = "float
 
 
 def ragged(config: Config) -> Batch:
-    """The first replica has no valid token at all."""
+    """Half of the replicas have no valid token at all."""
     batch = random_batch(config, ragged=True)
     mask = batch.mask.copy()
-    mask[: config.batch.global_batch // 4] = False
+    mask[: config.batch.global_batch // 2] = False
     return Batch(batch.tokens, np.where(mask, batch.targets, 0), mask)
 
 
