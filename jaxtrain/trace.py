@@ -14,10 +14,10 @@ from jaxtrain.batch import DeviceBatch
 from jaxtrain.models.transformer import Architecture
 from jaxtrain.offload import fetched_parameters
 from jaxtrain.precision import matmul_precision
-from jaxtrain.tensors import recorded
 from jaxtrain.weights import export_slots
 from shared.batch import Batch
 from shared.policies.remat import RematPolicy
+from shared.recording import recorded
 from shared.trace import stitched
 
 if TYPE_CHECKING:

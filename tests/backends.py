@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,15 @@ def steps(backend: Any, batches: list[Batch]) -> tuple[Any, list[Any]]:
         state, pending = backend.train_step(state, batch)
         metrics.append(pending.read())
     return state, metrics
+
+
+def straight_and_resumed(backend: Any, batches: list[Batch], at: int, directory: Path) -> tuple[list[Any], list[Any]]:
+    """Metrics of the steps after ``at``: of a run never stopped, and of one that was saved there and resumed."""
+    _, straight = steps(backend, batches)
+    state, _ = steps(backend, batches[:at])
+    backend.save(state, directory)
+    state, resumed = backend.restore(directory), []
+    for batch in batches[at:]:
+        state, pending = backend.train_step(state, batch)
+        resumed.append(pending.read())
+    return straight[at:], resumed

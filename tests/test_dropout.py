@@ -213,11 +213,5 @@ def test_a_run_with_dropout_is_resumed_bit_for_bit(name: str, tmp_path: Path) ->
     config = dropping(optimizer=ADAMW)
     batches = [random_batch(config, seed=seed) for seed in range(4)]
     with backends.make(name, config) as backend:
-        _, straight = backends.steps(backend, batches)
-        state, _ = backends.steps(backend, batches[:2])
-        backend.save(state, tmp_path)
-        state, resumed = backend.restore(tmp_path), []
-        for batch in batches[2:]:
-            state, pending = backend.train_step(state, batch)
-            resumed.append(pending.read())
-    assert resumed == straight[2:]
+        straight, resumed = backends.straight_and_resumed(backend, batches, 2, tmp_path)
+    assert resumed == straight

@@ -214,14 +214,8 @@ def test_a_resumed_run_goes_on_with_the_loss_scale_that_it_had(name: str, tmp_pa
     config = recipe(precision=SCALED, optimizer=ADAMW)
     batches = [random_batch(config, seed=seed) for seed in range(9)]
     with backends.make(name, config) as backend:
-        _, straight = backends.steps(backend, batches)
-        state, _ = backends.steps(backend, batches[:4])
-        backend.save(state, tmp_path)
-        state, resumed = backend.restore(tmp_path), []
-        for batch in batches[4:]:
-            state, pending = backend.train_step(state, batch)
-            resumed.append(pending.read())
-    assert resumed == straight[4:]
+        straight, resumed = backends.straight_and_resumed(backend, batches, 4, tmp_path)
+    assert resumed == straight
     assert len({metrics.loss_scale for metrics in straight}) > 2, "the scale must move"
 
 

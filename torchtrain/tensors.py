@@ -6,14 +6,13 @@ PyTorch a policy sees operations as they happen, so what is named is the operati
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 
 import torch
 
-_recording: ContextVar[dict[str, torch.Tensor] | None] = ContextVar("recording", default=None)
-_scope: ContextVar[str] = ContextVar("scope", default="")
+from shared.recording import take_note
+
 _operation: ContextVar[str | None] = ContextVar("operation", default=None)
 
 
@@ -35,30 +34,6 @@ def operation_name() -> str | None:
 
 def record(name: str, value: torch.Tensor) -> torch.Tensor:
     """``value``, after a recording has taken note of it."""
-    if torch.compiler.is_compiling():
-        return value
-    recording = _recording.get()
-    if recording is not None:
-        recording[_scope.get() + name] = value.detach()
+    if not torch.compiler.is_compiling():
+        take_note(name, value.detach())
     return value
-
-
-@contextlib.contextmanager
-def scope(prefix: str) -> Iterator[None]:
-    """What is recorded inside carries the prefix."""
-    token = _scope.set(f"{_scope.get()}{prefix}.")
-    try:
-        yield
-    finally:
-        _scope.reset(token)
-
-
-@contextlib.contextmanager
-def recorded() -> Iterator[dict[str, torch.Tensor]]:
-    """Collects, in the order in which the model computes them, the values that are recorded inside."""
-    values: dict[str, torch.Tensor] = {}
-    token = _recording.set(values)
-    try:
-        yield values
-    finally:
-        _recording.reset(token)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from shared.batch import Batch
+from shared.recording import recorded
 from shared.trace import stitched
 from torchtrain.accumulation import microbatches
-from torchtrain.tensors import recorded
 from torchtrain.weights import export_parameters
 
 if TYPE_CHECKING:

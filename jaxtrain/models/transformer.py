@@ -21,12 +21,13 @@ from jaxtrain.attention import Attention, mixed_product
 from jaxtrain.dropout import Dropout, layer_keys
 from jaxtrain.precision import Dtypes
 from jaxtrain.remat import rematerialized
-from jaxtrain.tensors import named, record, scope
+from jaxtrain.tensors import named, record
 from jaxtrain.weights import slot_shapes
 from shared.models.rope import rope_table
 from shared.models.spec import ModelSpec
 from shared.policies.dropout import EMBEDDING, IN_BLOCKS, dropout_key
 from shared.policies.remat import GROUPS, RematPolicy
+from shared.recording import scope
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from shared.models.rope import rope_table
 from shared.models.spec import ModelSpec
 from shared.policies.dropout import EMBEDDING, IN_BLOCKS, dropout_key
 from shared.policies.remat import RematPolicy
+from shared.recording import scope
 from torchtrain.attention import Attention, visibility
 from torchtrain.dropout import Dropout, drop
 from torchtrain.loss import chunked_cross_entropy_sum, head_product
 from torchtrain.precision import Dtypes
 from torchtrain.remat import rematerialized
-from torchtrain.tensors import named, record, scope
+from torchtrain.tensors import named, record
 
 
 @dataclass(frozen=True)
