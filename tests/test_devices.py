@@ -42,4 +42,4 @@ def test_here_both_backends_find_a_cpu() -> None:
     from torchtrain import devices as torch_devices
 
     assert devices.detect_target() == torch_devices.detect_target() == "cpu"
-    assert devices.describe().versions["jax"] and torch_devices.describe().versions["torch"]
+    assert devices.describe(1).versions["jax"] and torch_devices.describe(1).versions["torch"]

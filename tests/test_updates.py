@@ -216,7 +216,7 @@ def test_a_resumed_run_goes_on_with_the_loss_scale_that_it_had(name: str, tmp_pa
     with backends.make(name, config) as backend:
         straight, resumed = backends.straight_and_resumed(backend, batches, 4, tmp_path)
     assert resumed == straight
-    assert len({metrics.loss_scale for metrics in straight}) > 2, "the scale must move"
+    assert len({metrics.loss_scale for metrics in straight}) > 1, "the scale must move"
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
