@@ -13,6 +13,10 @@ class UserError(ValueError):
     """
 
 
+class TooSmall(UserError):
+    """What the user allows does not hold this much work; a smaller piece of it may fit."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint naming the choice closest to ``word``, or all of them when none is close."""
     choices = sorted(choices)

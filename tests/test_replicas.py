@@ -165,6 +165,29 @@ def test_torch_reduces_once_after_the_last_microbatch_or_after_every_one(
     assert calls(1, "last", {"preset": "float32", "reduce": "bfloat16"}) == {"bfloat16": 1}
 
 
+def test_torch_sums_every_gradient_once_when_they_fill_several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from torchtrain import parallel
+
+    travelled: list[int] = []
+
+    class Twins(parallel.Replicas):
+        """Two replicas with the same gradients."""
+
+        def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+            travelled.append(tensor.nbytes)
+            return tensor.mul_(2)
+
+    monkeypatch.setattr(parallel, "BUCKET_BYTES", 40)
+    shapes = [(3,), (2, 4), (5, 5), (), (1,), (6,), (7,)]  # one is larger than a bucket
+    before = [torch.randn(shape) for shape in shapes]
+    after = [gradient.clone() for gradient in before]
+    Twins(count=2).sum_gradients_(after, torch.float32)
+    assert all(torch.equal(found, 2 * gradient) for found, gradient in zip(after, before, strict=True))
+    assert travelled == [12, 32, 100, 32, 28]
+
+
 def test_gradients_travel_in_the_format_of_the_policy_in_jax() -> None:
     """In the traced program: a CPU's compiler raises half-precision sums to float32."""
     import jax
@@ -208,6 +231,19 @@ def test_jax_finds_the_microbatch_ahead_of_time(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(accumulation, "memory_bytes", lambda device: (needed[2] + needed[4]) // 2)
     backend = JaxBackend(recipe(accumulation={"microbatch": "auto"}))
     assert backend.config.accumulation.microbatch == 2 and backend.num_microbatches == 4
+
+
+def test_a_microbatch_whose_blocks_outgrow_the_remat_budget_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxtrain import accumulation
+    from jaxtrain.backend import JaxBackend
+
+    monkeypatch.setattr(accumulation, "memory_bytes", lambda device: 2**40)
+    inputs_of_a_row = 16 * 24 * 4 * 2  # positions, width, float32, blocks
+    auto = {"microbatch": "auto"}
+    found = JaxBackend(recipe(accumulation=auto, remat={"budget": 3 * inputs_of_a_row}))
+    assert found.config.accumulation.microbatch == 2
+    with pytest.raises(UserError, match=rf"remat\.budget .* for 1 rows; nearest valid: {inputs_of_a_row}"):
+        JaxBackend(recipe(accumulation=auto, remat={"budget": inputs_of_a_row - 1}))
 
 
 def test_torch_finds_the_microbatch_by_trying() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.errors import UserError
+from shared.errors import TooSmall, UserError
 
 
 def num_microbatches(rows: int, microbatch: int | str | None) -> int:
@@ -35,16 +35,25 @@ def num_microbatches(rows: int, microbatch: int | str | None) -> int:
 
 def largest_microbatch(rows: int, fits: Callable[[int], bool]) -> int:
     """The largest divisor of ``rows`` that fits, found in a logarithm of their number of trials: what does not fit does
-    not fit larger either.
+    not fit larger either. Where ``fits`` raises TooSmall (a budget of the user's), that size does not fit.
 
     Raises UserError when not even one row does.
     """
+
+    def held(size: int) -> bool:
+        try:
+            return fits(size)
+        except TooSmall:
+            if size == 1:
+                raise
+            return False
+
     divisors = [size for size in range(1, rows + 1) if rows % size == 0]
     below, above = -1, len(divisors)
     while above - below > 1:
         # The largest is the most wished for, and tried first.
         middle = above - 1 if above == len(divisors) else (below + above) // 2
-        if fits(divisors[middle]):
+        if held(divisors[middle]):
             below = middle
         else:
             above = middle

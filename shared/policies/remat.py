@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.config.schema import Config, Remat
-from shared.errors import UserError
+from shared.errors import TooSmall, UserError
 from shared.models.spec import ModelSpec
 
 NAMES = ("q", "k", "v", "context", "out", "gate", "up", "down")
@@ -102,7 +102,7 @@ def _within(config: Config, spec: ModelSpec, rows: int, budget: int, fused_atten
         return positions * kept_bytes(spec, names, itemsize, fused_attention)
 
     if size(()) > budget:
-        raise UserError(
+        raise TooSmall(
             f"remat.budget ({budget:,} bytes): the inputs of the {spec.num_layers} blocks alone take {size(()):,} "
             f"bytes for {rows} rows; nearest valid: {size(())}, or a smaller accumulation.microbatch"
         )
