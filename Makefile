@@ -23,6 +23,8 @@ lint: .venv/installed-dev
 bench: .venv/installed-dev
 	$(BIN)/python tests/bench/overhead.py
 	$(BIN)/python tests/bench/loader.py
+	PYTHONPATH=. $(BIN)/python tests/bench/memory.py
+	PYTHONPATH=. $(BIN)/python tests/bench/loss.py
 
 clean:
 	rm -rf .venv .cache runs

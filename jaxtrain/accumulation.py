@@ -7,7 +7,7 @@ by an explicit collective: so their number and format are what the recipe says, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxtrain.devices import memory_bytes
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.policies.accumulation import largest_microbatch
 
 Tree = Any
 
@@ -35,7 +34,7 @@ def accumulate(
     count: int,
     dtype: Any,
     over_replicas: Callable[[Tree], Tree] = lambda sums: sums,
-    sync: str = "last",
+    sync: Literal["every", "last"] = "last",
 ) -> tuple[jax.Array, Tree]:
     """Sums of the values and gradients over the batch's microbatches, in ``dtype``, and over replicas.
 
@@ -62,34 +61,24 @@ class Measured(Protocol):
     def compiled_bytes(self) -> int: ...
 
 
-def with_microbatch(config: Config, devices: Sequence[jax.Device], made: Callable[[Config], Measured]) -> Config:
-    """The config with the largest microbatch that fits in the place of ``auto``.
+def fits(config: Config, devices: Sequence[jax.Device], made: Callable[[Config], Measured]) -> bool:
+    """Whether the step of a config's backend, which ``made`` gives, fits the device: for ``microbatch: auto``.
 
-    Found ahead of time: the step of the backend that ``made`` gives is compiled for candidates, and its memory held
-    against the device's. A compiler that knows its device (a TPU's) says itself when a program does not fit.
+    Found ahead of time: the step is compiled, and its memory held against the device's. A compiler that knows its
+    device (a TPU's) says itself when a program does not fit.
 
     Raises UserError where the device does not say how much memory it has.
     """
-    if config.accumulation.microbatch != "auto":
-        return config
     device = devices[0]
     limit = memory_bytes(device)
     if limit is None and device.platform != "tpu":
         raise UserError(
             f"accumulation.microbatch=auto: {device.device_kind} does not say how much memory it has; state a number"
         )
-
-    def sized(microbatch: int) -> Config:
-        accumulation = config.accumulation.model_copy(update={"microbatch": microbatch})
-        return config.model_copy(update={"accumulation": accumulation})
-
-    def fits(microbatch: int) -> bool:
-        try:
-            needed = made(sized(microbatch)).compiled_bytes()
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" in str(error):
-                return False
-            raise
-        return limit is None or needed <= limit
-
-    return sized(largest_microbatch(config.batch.global_batch // config.parallel.data, fits))
+    try:
+        needed = made(config).compiled_bytes()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            return False
+        raise
+    return limit is None or needed <= limit

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain import checkpoint, loss_scale, offload, optimizer
-from jaxtrain.accumulation import accumulate, microbatches, with_microbatch
+from jaxtrain.accumulation import accumulate, fits, microbatches
 from jaxtrain.attention import choose_attention, splash_attention
-from jaxtrain.batch import DeviceBatch, to_device
+from jaxtrain.batch import DeviceBatch, abstract, to_device
 from jaxtrain.devices import describe
 from jaxtrain.dropout import Dropout
 from jaxtrain.loss import chunked_cross_entropy_sum, cross_entropy_sum
@@ -31,7 +31,7 @@ from shared.batch import Batch
 from shared.config.schema import Config
 from shared.initialization import initial_value
 from shared.models import model_spec
-from shared.policies.accumulation import num_microbatches
+from shared.policies.accumulation import num_microbatches, with_microbatch
 from shared.policies.observed import Operation
 from shared.policies.precision import precision_policy
 from shared.policies.remat import remat_policy
@@ -68,7 +68,9 @@ class JaxBackend:
     process = 0
 
     def __init__(self, config: Config, devices: Sequence[jax.Device] | None = None):
-        config = with_microbatch(config, devices or jax.devices(), lambda sized: JaxBackend(sized, devices))
+        config = with_microbatch(
+            config, lambda sized: fits(sized, devices or jax.devices(), lambda tried: JaxBackend(tried, devices))
+        )
         self.config = config
         self.policy = precision_policy(config.precision)
         self.dtypes = dtypes(self.policy)
@@ -174,21 +176,7 @@ class JaxBackend:
 
     def abstract_inputs(self) -> tuple[TrainState, DeviceBatch, jax.ShapeDtypeStruct]:
         """Shapes, dtypes and shardings of what a step takes."""
-        shape = self.config.batch.global_batch, self.config.batch.sequence_length
-        segmented, numbered = self.config.data.packing == "segments", self.spec.dropout > 0
-
-        def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=self.placement.rows)
-
-        integers = rows(jnp.int32, *shape)
-        batch: Any = DeviceBatch(
-            tokens=integers,  # type: ignore[arg-type]
-            targets=integers,  # type: ignore[arg-type]
-            mask=rows(jnp.bool, *shape),  # type: ignore[arg-type]
-            segments=integers if segmented else None,  # type: ignore[arg-type]
-            positions=integers if segmented else None,  # type: ignore[arg-type]
-            rows=rows(jnp.int32, shape[0]) if numbered else None,  # type: ignore[arg-type]
-        )
+        batch = abstract(Batch.blank(self.config), self.placement.rows, numbered=self.spec.dropout > 0)
         rates = jax.ShapeDtypeStruct(self.rates.shape, self.rates.dtype, sharding=self.placement.replicated)
         return self.abstract_state(), batch, rates
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,8 +25,8 @@ class Dropout:
     """Completed updates."""
     rows_B: jax.Array
     """int32: numbers of the rows in the global batch."""
-    rate: float = field(default=0.0)
-    islands: Any = None
+    rate: float
+    islands: Any
 
     def __call__(self, x_BTC: jax.Array, key: Any) -> jax.Array:
         """``x`` with elements of each row set to zero, and the others divided by 1 - rate."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shared.config.schema import Config
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -31,8 +33,16 @@ class Batch:
     def share(self, replica: int, replicas: int) -> Batch:
         """The rows of one replica: as many for each, in order."""
         rows = slice(replica * self.num_rows // replicas, (replica + 1) * self.num_rows // replicas)
-        arrays = (self.tokens, self.targets, self.mask, self.segments, self.positions)
-        return Batch(*(None if array is None else array[rows] for array in arrays))  # type: ignore[arg-type]
+        segments = None if self.segments is None else self.segments[rows]
+        positions = None if self.positions is None else self.positions[rows]
+        return Batch(self.tokens[rows], self.targets[rows], self.mask[rows], segments, positions)
+
+    @classmethod
+    def blank(cls, config: Config) -> Batch:
+        """A global batch of the recipe's shape, of zeros that all count: to try a step without data."""
+        zeros = np.zeros((config.batch.global_batch, config.batch.sequence_length), np.int32)
+        packed = zeros if config.data.packing == "segments" else None
+        return cls(zeros, zeros, np.ones(zeros.shape, np.bool_), packed, packed)
 
     def fingerprint(self) -> str:
         """16 hex digits of all that the batch holds; equal for equal batches on any machine."""

@@ -24,11 +24,9 @@ def explain_precision(config: Config, backend: Backend) -> int:
     if not console.is_terminal:
         console.width = 120
     console.print(_roles(config, policy))
-    console.print(_operations(observed, policy, backend.name))
+    console.print(_operations(observed, policy))
     coarser = sum(judge(operation, policy) == "coarser" for operation in observed)
-    console.print(
-        f"{coarser} kinds of operations are coarser than the policy says" if coarser else "As the policy says."
-    )
+    console.print(f"{coarser} operations are coarser than the policy says." if coarser else "As the policy says.")
     return 1 if coarser else 0
 
 
@@ -48,7 +46,7 @@ def _roles(config: Config, policy: PrecisionPolicy) -> object:
     return table
 
 
-def _operations(observed: Counter[Operation], policy: PrecisionPolicy, backend: str) -> object:
+def _operations(observed: Counter[Operation], policy: PrecisionPolicy) -> object:
     from rich import box
     from rich.table import Table
 

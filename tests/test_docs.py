@@ -80,16 +80,12 @@ def test_every_rule_of_the_semantics_names_its_code_and_its_test() -> None:
         assert TEST.search(cells[3]), f"{cells[0]} is held by no test"
 
 
-def test_every_file_of_one_backend_has_a_twin_or_a_reason() -> None:
-    alone = {
-        "offload.py": "in JAX a matter of where the state lies; in PyTorch the optimiser and remat move it themselves",
-        "state.py": "what JAX's functions pass on; in PyTorch the state is the backend's own objects",
-    }
+def test_every_file_of_one_backend_has_a_twin() -> None:
     jax, torch = (
         {path.relative_to(ROOT / package).as_posix() for path in (ROOT / package).rglob("*.py")}
         for package in ("jaxtrain", "torchtrain")
     )
-    assert jax ^ torch == alone.keys()
+    assert jax == torch
 
 
 def test_every_concept_of_both_backends_has_a_row_in_the_architecture() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shared.batch import Batch
 from shared.config.schema import Config
 from tests import backends
-from tests.recipes import LLAMA, recipe
+from tests.recipes import LLAMA
 from tests.test_replicas import LIMITS, config_of, error
 from tests.torch_replicas import processes
 
@@ -118,4 +118,3 @@ def test_the_splits_cover_what_can_be_split() -> None:
     replicas, microbatches, syncs, remats = (set(column) for column in zip(*SPLITS, strict=True))
     assert replicas == {1, 2, 4} and microbatches == {1, 2, 4, 8} and syncs == {"every", "last"}
     assert remats >= {"none", "full", "matmuls"}
-    assert recipe().parallel.data == 1

@@ -336,16 +336,16 @@ def moved_to_host(program: str) -> list[str]:
 
 def test_torch_copies_the_named_tensors_to_the_host_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU both memories are one: what is tested is which tensors make the way."""
-    from torchtrain import remat
+    from torchtrain import offload, remat
 
     shapes = []
 
-    class Noted(remat._HostCopy):
+    class Noted(offload.HostCopy):
         def __init__(self, tensor: Any):
             super().__init__(tensor)
             shapes.append(tensor.shape[-1])
 
-    monkeypatch.setattr(remat, "_HostCopy", Noted)
+    monkeypatch.setattr(remat, "HostCopy", Noted)
     config = config_of("llama", "full", offload={"activations": ["up", "q"]})
     with backends.make("torch", config) as backend:
         backends.loss_and_gradients(backend, random_batch(config))

@@ -14,13 +14,14 @@ import pytest
 import torch
 import yaml
 
+from shared.policies.accumulation import with_microbatch
 from shared.trace import read_trace
 from tests import backends
 from tests.recipes import LLAMA, random_batch, recipe
 from tests.test_replicas import error
 from tests.test_runs import RECIPE, losses, records
 from tests.torch_replicas import processes
-from torchtrain.accumulation import with_microbatch
+from torchtrain.accumulation import fits
 
 # float64: the same sums in another order, over 30 updates.
 LIMIT = 1e-12
@@ -121,7 +122,7 @@ def test_a_microbatch_that_does_not_fit_one_replica_is_used_by_none() -> None:
         told.append(wish)
         return tried[-1] > 2  # the other replica holds two rows
 
-    found = with_microbatch(config, torch.device("cuda"), Roomy, any_replica)
+    found = with_microbatch(config, lambda sized: fits(sized, torch.device("cuda"), Roomy, any_replica))
     assert found.accumulation.microbatch == 2
     assert told == [False] * len(tried), "each trial is agreed upon, by all replicas in the same order"
 

@@ -13,7 +13,7 @@ import pytest
 from shared.batch import Batch
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.policies.accumulation import largest_microbatch
+from shared.policies.accumulation import largest_microbatch, with_microbatch
 from tests import backends
 from tests.recipes import LLAMA, random_batch, recipe
 from tests.torch_replicas import Processes, processes
@@ -249,7 +249,7 @@ def test_a_microbatch_whose_blocks_outgrow_the_remat_budget_does_not_fit(monkeyp
 def test_torch_finds_the_microbatch_by_trying() -> None:
     import torch
 
-    from torchtrain.accumulation import with_microbatch
+    from torchtrain.accumulation import fits
 
     tried = []
 
@@ -272,7 +272,7 @@ def test_torch_finds_the_microbatch_by_trying() -> None:
         def read(self) -> None: ...
 
     config = recipe(accumulation={"microbatch": "auto"})
-    found = with_microbatch(config, torch.device("cuda"), Tried)
+    found = with_microbatch(config, lambda sized: fits(sized, torch.device("cuda"), Tried))
     assert found.accumulation.microbatch == 2 and tried[0] == 8 and 4 in tried
 
 

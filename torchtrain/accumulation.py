@@ -6,14 +6,12 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
 from shared.batch import Batch
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.policies.accumulation import largest_microbatch
 from torchtrain.batch import DeviceBatch
 
 
@@ -68,49 +66,34 @@ class Trained(Protocol):
     def train_step(self, state: Any, batch: Batch) -> tuple[Any, Any]: ...
 
 
-def with_microbatch(
+def fits(
     config: Config,
     device: torch.device,
     made: Callable[[Config], Trained],
     any_replica: Callable[[bool], bool] = lambda wish: wish,
-) -> Config:
-    """The config with the largest microbatch that fits every replica in the place of ``auto``.
+) -> bool:
+    """Whether the step of a config's backend, which ``made`` gives, fits every replica: for ``microbatch: auto``.
 
-    Found by trying: the backend that ``made`` gives takes two steps on an empty batch, in the second of which the
-    optimiser's state exists. Each replica tries by itself (that backend sends nothing), since one that runs out of
-    memory would leave the others waiting; then ``any_replica`` says whether any did.
+    Found by trying: two steps on a blank batch, in the second of which the optimiser's state exists. Each replica tries
+    by itself (that backend sends nothing), since one that runs out of memory would leave the others waiting; then
+    ``any_replica`` says whether any did.
 
     Raises UserError on a device whose memory has no limit that an allocator would tell of.
     """
-    if config.accumulation.microbatch != "auto":
-        return config
     if device.type == "cpu":
         raise UserError("accumulation.microbatch=auto: a CPU does not say when its memory is full; state a number")
+    try:
+        _take_two_steps(made(config), Batch.blank(config))
+        full = False
+    except torch.cuda.OutOfMemoryError:
+        full = True
+    gc.collect()
+    torch.cuda.empty_cache()
+    return not any_replica(full)
 
-    def sized(microbatch: int) -> Config:
-        accumulation = config.accumulation.model_copy(update={"microbatch": microbatch})
-        return config.model_copy(update={"accumulation": accumulation})
 
-    nothing = np.zeros((config.batch.global_batch, config.batch.sequence_length), np.int32)
-    segmented = config.data.packing == "segments"
-    batch = Batch(nothing, nothing, nothing == 0, *((nothing, nothing) if segmented else (None, None)))
-
-    def fits_here(microbatch: int) -> bool:
-        try:
-            backend = made(sized(microbatch))
-            state = backend.create_state()
-            for _ in range(2):
-                state, metrics = backend.train_step(state, batch)
-            metrics.read()
-        except torch.cuda.OutOfMemoryError:
-            return False
-        finally:
-            backend = state = metrics = None  # type: ignore[assignment]
-            gc.collect()
-            torch.cuda.empty_cache()
-        return True
-
-    def fits(microbatch: int) -> bool:
-        return not any_replica(not fits_here(microbatch))
-
-    return sized(largest_microbatch(config.batch.global_batch // config.parallel.data, fits))
+def _take_two_steps(backend: Trained, batch: Batch) -> None:
+    state = backend.create_state()
+    for _ in range(2):
+        state, metrics = backend.train_step(state, batch)
+    metrics.read()

@@ -17,13 +17,13 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.initialization import initial_value
 from shared.models import model_spec
-from shared.policies.accumulation import num_microbatches
+from shared.policies.accumulation import num_microbatches, with_microbatch
 from shared.policies.observed import Operation
 from shared.policies.precision import precision_policy
 from shared.policies.remat import remat_policy
 from shared.schedule import learning_rates
-from torchtrain import checkpoint, devices, loss_scale, optimizer
-from torchtrain.accumulation import accumulate, microbatches, with_microbatch
+from torchtrain import checkpoint, devices, loss_scale, offload, optimizer
+from torchtrain.accumulation import accumulate, fits, microbatches
 from torchtrain.attention import choose_attention, fused_attention
 from torchtrain.batch import DeviceBatch, to_device
 from torchtrain.dropout import Dropout
@@ -32,23 +32,9 @@ from torchtrain.models.transformer import Execution, Transformer
 from torchtrain.observed import observe
 from torchtrain.parallel import Replicas
 from torchtrain.precision import dtypes
+from torchtrain.state import TrainState, tensors
 from torchtrain.trace import trace
 from torchtrain.weights import export_parameters, import_parameters
-
-
-@dataclass
-class TrainState:
-    """Everything that an update changes."""
-
-    model: Transformer
-    optimizer: optimizer.Optimizer
-    average: dict[str, torch.Tensor] | None
-    rate: torch.Tensor
-    num_updates: torch.Tensor
-    loss_scale: loss_scale.LossScaleState | None
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return list(self.model.parameters())
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,10 @@ class TorchBackend:
         self.process = self.replicas.index
         by_itself = replace(self.replicas, sending=False)
         config = with_microbatch(
-            config, devices.device(), lambda sized: TorchBackend(sized, by_itself), self.replicas.any
+            config,
+            lambda sized: fits(
+                sized, devices.device(), lambda tried: TorchBackend(tried, by_itself), self.replicas.any
+            ),
         )
         self.config = config
         self.policy = precision_policy(config.precision)
@@ -93,16 +82,11 @@ class TorchBackend:
         self.device = devices.device()
         self.asynchronous = self.device.type != "cpu"
         devices.require_precision(self.policy, self.device)
-        if config.offload.parameters == "host":
-            raise UserError(
-                "offload.parameters=host needs sharded parameters in PyTorch (FSDP2's CPUOffloadPolicy), and this runs "
-                "on one device; nearest valid: offload.optimizer=host"
-            )
+        offload.require(config)
         share = config.batch.global_batch // self.replicas.count
         self.num_microbatches = num_microbatches(share, config.accumulation.microbatch)
         attention = choose_attention(config.execution.attention, self.dtypes.islands)
-        fused = attention is fused_attention
-        self.remat = remat_policy(config, self.spec, share // self.num_microbatches, fused)
+        self.remat = remat_policy(config, self.spec, share // self.num_microbatches, attention is fused_attention)
         if config.execution.torch.compile:
             devices.require_compiler(self.device)
             if self.remat.kept or self.remat.offloaded:
@@ -157,11 +141,11 @@ class TorchBackend:
         )
 
     def save(self, state: TrainState, directory: Path) -> None:
-        checkpoint.save(_tensors(state), directory)
+        checkpoint.save(tensors(state), directory)
 
     def restore(self, directory: Path) -> TrainState:
         state = self._empty_state()
-        checkpoint.restore(_tensors(state), directory)
+        checkpoint.restore(tensors(state), directory)
         return state
 
     def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:
@@ -178,7 +162,8 @@ class TorchBackend:
     def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, PendingMetrics]:
         rows = self.place(batch)
         scale = None if state.loss_scale is None else state.loss_scale.scale
-        loss, found = self.gradients(state.model, rows, scale, state.num_updates)
+        tokens = self.replicas.sum_(rows.mask.sum())
+        loss, found = self.gradients(state.model, rows, scale, state.num_updates, tokens)
         gradients = list(found.values())
         if scale is not None:
             loss = loss / scale
@@ -192,7 +177,7 @@ class TorchBackend:
             "loss": loss,
             "grad_norm": norm,
             "learning_rate": state.rate.clone(),
-            "tokens": self.replicas.sum_(rows.mask.sum()),
+            "tokens": tokens,
             "num_updates": state.num_updates + finite,
             "skipped": ~finite,
         }
@@ -249,10 +234,13 @@ class TorchBackend:
         batch: DeviceBatch,
         scale: torch.Tensor | None = None,
         update: torch.Tensor | None = None,
+        tokens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[torch.nn.Parameter, torch.Tensor]]:
         """(mean loss over the global batch's valid tokens, its gradients), each multiplied by ``scale``; with dropout
-        for ``update``. Gradients in the parameters' dtype are their ``.grad``."""
-        tokens = self.replicas.sum_(batch.mask.sum())
+        for ``update``. Gradients in the parameters' dtype are their ``.grad``. ``tokens``: the number of those tokens,
+        where it is known."""
+        if tokens is None:
+            tokens = self.replicas.sum_(batch.mask.sum())
         weight = 1.0 / tokens.clamp(min=1).to(self.dtypes.accumulate)
         if scale is not None:
             weight = weight * scale.to(weight.dtype)
@@ -266,18 +254,3 @@ class TorchBackend:
         parameters, dtype, sync = list(model.parameters()), self.dtypes.accumulate, self.config.accumulation.sync
         loss, gradients = accumulate(share, batch, self.num_microbatches, parameters, dtype, over_replicas, sync)
         return self.replicas.sum_(loss), gradients
-
-
-def _tensors(state: TrainState) -> dict[str, Any]:
-    """All tensors of the state under flat names; filling them in place restores it."""
-    tensors: dict[str, Any] = {"num_updates": state.num_updates}
-    for name, parameter in state.model.named_parameters():
-        tensors[f"parameters.{name}"] = parameter.detach()
-        for kind, moment in state.optimizer.moments[parameter].items():
-            tensors[f"optimizer.{kind}.{name}"] = moment
-        if state.average is not None:
-            tensors[f"average.{name}"] = state.average[name]
-    if state.loss_scale is not None:
-        tensors["loss_scale.scale"] = state.loss_scale.scale
-        tensors["loss_scale.good_updates"] = state.loss_scale.good_updates
-    return tensors

@@ -1,6 +1,6 @@
 """The operations of PyTorch's training step, and their formats: see :mod:`shared.policies.observed`.
 
-A dispatch mode notes each operation as it runs, forwards and backwards, in one real step on an empty batch.
+A dispatch mode notes each operation as it runs, forwards and backwards, in one real step on a blank batch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -45,13 +44,9 @@ _EXACTNESS = {"highest": "exact", "high": "tf32", "medium": "bfloat16"}
 
 def observe(backend: TorchBackend) -> Counter[Operation]:
     """Every product and island of the step that this run takes, as it ran."""
-    rows, length = backend.config.batch.global_batch, backend.config.batch.sequence_length
-    nothing = np.zeros((rows, length), np.int32)
-    segmented = backend.config.data.packing == "segments"
-    batch = Batch(nothing, nothing, nothing == 0, *((nothing, nothing) if segmented else (None, None)))
     state = backend.create_state()
     with _Recorder() as recorder:
-        backend.train_step(state, batch)
+        backend.train_step(state, Batch.blank(backend.config))
     return recorder.found
 
 

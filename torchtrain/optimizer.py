@@ -13,6 +13,7 @@ from torch import nn
 from shared.config.schema import SGD, AdamW
 from shared.models.spec import ModelSpec
 from shared.optimizer import CLIP_EPSILON
+from torchtrain.offload import host_zeros
 from torchtrain.precision import Dtypes
 from torchtrain.weights import parameter_name
 
@@ -81,11 +82,10 @@ class Optimizer:
         return torch.optim.SGD(made, lr=self.rate, momentum=momentum, nesterov=nesterov, fused=True)
 
     def _zeros(self, parameter: nn.Parameter, dtype: torch.dtype, on_host: bool) -> dict[str, torch.Tensor]:
-        device = torch.device("cpu") if on_host else parameter.device
-        pinned = on_host and parameter.is_cuda
-
         def zeros() -> torch.Tensor:
-            return torch.zeros(parameter.shape, dtype=dtype, device=device, pin_memory=pinned)
+            if on_host:
+                return host_zeros(parameter, dtype)
+            return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
         if isinstance(self.config, AdamW):
             step = torch.zeros((), dtype=torch.float32, device=parameter.device)

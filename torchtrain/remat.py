@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from shared.policies.remat import RematPolicy
+from torchtrain.offload import HostCopy
 from torchtrain.tensors import operation_name
 
 _aten = torch.ops.aten
@@ -60,7 +61,7 @@ class _Store(TorchDispatchMode):
         name = operation_name()
         if name is not None and func in PRODUCTS:
             if name in self.policy.offloaded:
-                self.store[name] = tree_map_only(torch.Tensor, _HostCopy, out)
+                self.store[name] = tree_map_only(torch.Tensor, HostCopy, out)
             elif name in self.policy.kept:
                 self.store[name] = tree_map_only(torch.Tensor, lambda tensor: tensor.detach(), out)
         return out
@@ -76,18 +77,5 @@ class _Replay(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operation_name()
         if name in self.store and func in PRODUCTS:
-            return tree_map_only(_HostCopy, _HostCopy.restored, self.store.pop(name))
+            return tree_map_only(HostCopy, HostCopy.restored, self.store.pop(name))
         return func(*args, **(kwargs or {}))
-
-
-class _HostCopy:
-    """A tensor that waits in host memory; the copies overlap with the device's work."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.device = tensor.device
-        self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        self.host.copy_(tensor, non_blocking=True)
-
-    def restored(self) -> torch.Tensor:
-        """The tensor, on its device again."""
-        return self.host.to(self.device, non_blocking=True)

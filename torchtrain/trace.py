@@ -15,7 +15,8 @@ from torchtrain.accumulation import microbatches
 from torchtrain.weights import export_parameters
 
 if TYPE_CHECKING:
-    from torchtrain.backend import TorchBackend, TrainState
+    from torchtrain.backend import TorchBackend
+    from torchtrain.state import TrainState
 
 
 def trace(backend: TorchBackend, state: TrainState, batch: Batch) -> Iterator[tuple[str, np.ndarray]]:

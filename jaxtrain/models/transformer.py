@@ -32,7 +32,7 @@ from shared.recording import scope
 
 @dataclass(frozen=True)
 class Execution:
-    """How the transformer runs: none of it changes what it computes."""
+    """How the transformer runs: only the formats and the seed change a number."""
 
     dtypes: Dtypes
     attention: Attention

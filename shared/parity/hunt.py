@@ -23,7 +23,7 @@ from shared.errors import UserError, nearest
 from shared.parity import ladder, rungs
 from shared.parity.jobs import BACKENDS, Done, Job, Runner
 from shared.parity.mutants import MUTANTS, Mutant
-from shared.parity.rungs import FLOAT64_LIMIT, Rung, Verdict
+from shared.parity.rungs import Rung, Verdict
 
 SIDE_BY_SIDE = 2
 """Mutants at once, each with one thread."""
@@ -85,7 +85,6 @@ class Caught:
     rung: str | None
     """The rung that failed first; None when it survived."""
     verdict: Verdict | None
-    seconds: float
 
     @property
     def record(self) -> dict[str, Any]:
@@ -162,23 +161,16 @@ def small_ladder(work: Path) -> list[Rung]:
     replicas = Job("replicas", llama, ("parallel.data=2",), devices=2)
     resumed = Job("resumed", llama, resumed_after=3)
 
-    def step(job: Job) -> Rung:
-        return Rung("float64 step", "every tensor of a step", (job,), rungs.same_step(job, [1, 3], rungs.FLOAT64_STEP))
-
-    def start(job: Job) -> Rung:
-        return Rung("fingerprints", "recipe, data, weights, rates, batches", (job,), rungs.same_start(job))
-
-    def updates(job: Job) -> Rung:
-        return Rung("float64", "6 updates", (job,), rungs.same_losses(job, FLOAT64_LIMIT, True))
-
-    def invariant(job: Job) -> Rung:
-        return Rung(job.label, "", (job, sound), rungs.unchanged(job, sound, FLOAT64_LIMIT), sound)
-
     return [
-        *(make(job) for job in (sound, other) for make in (start, step, updates)),
-        Rung("loss scale", "scales and skipped updates", (scales,), rungs.same_loss_scales(scales)),
-        *(Rung("dtypes", "formats that really ran", (job,), rungs.nothing_coarser(job)) for job in (half, single)),
-        *(invariant(job) for job in (cut, replicas, resumed)),
+        *(
+            rung
+            for job in (sound, other)
+            for rung in (rungs.fingerprints(job), rungs.float64_step(job, [1, 3]), rungs.float64(job, 6))
+        ),
+        rungs.loss_scale(scales),
+        rungs.formats(half),
+        rungs.formats(single),
+        *(rungs.invariant("other settings", job, sound) for job in (cut, replicas, resumed)),
     ]
 
 
@@ -190,7 +182,6 @@ def _documents() -> list[str]:
 
 
 def _hunt_one(mutant: Mutant, rungs_: Sequence[Rung], sound: dict[str, dict[str, Done]], work: Path) -> Caught:
-    started = time.monotonic()
     # Data that a mutant prepares is its own, and what it compiles too.
     cache = work / "mutants" / mutant.name / "cache"
     runner = Runner(work / "mutants" / mutant.name, mutant.name, threads=1, overrides=(f"data.cache_dir={cache}",))
@@ -202,11 +193,11 @@ def _hunt_one(mutant: Mutant, rungs_: Sequence[Rung], sound: dict[str, dict[str,
                 done = runner.run(mutant.backend, job)
                 results[job.label] = {mutant.backend: done, other: sound[job.label][other]}
                 if done.crashed:
-                    return Caught(mutant, None, None, time.monotonic() - started)  # broken, not caught
+                    return Caught(mutant, None, None)  # broken, not caught
         verdict = ladder.judge(rung, results)
         if not verdict.ok:
-            return Caught(mutant, rung.name, verdict, time.monotonic() - started)
-    return Caught(mutant, None, None, time.monotonic() - started)
+            return Caught(mutant, rung.name, verdict)
+    return Caught(mutant, None, None)
 
 
 def _say(started: float, text: str) -> None:

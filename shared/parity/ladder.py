@@ -11,7 +11,7 @@ from pathlib import Path
 from shared.config.schema import Config
 from shared.parity import rungs
 from shared.parity.jobs import BACKENDS, Done, Job, Runner
-from shared.parity.rungs import FLOAT32_LIMIT, FLOAT64_LIMIT, Rung, Verdict
+from shared.parity.rungs import FLOAT32_LIMIT, Rung, Verdict
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,18 @@ def ladder(path: Path, config: Config, overrides: Sequence[str], length: Length)
     """The rungs for a recipe; ``overrides`` are those of the command line."""
     length = length.within(min(length.full, config.schedule.steps))
 
-    def job(label: str, steps: int, *settings: str, traced: Sequence[int] = (), **more: object) -> Job:
+    def job(
+        label: str,
+        steps: int,
+        *settings: str,
+        traced: Sequence[int] = (),
+        devices: int = 1,
+        resumed_after: int | None = None,
+    ) -> Job:
         # Every step is recorded, nothing is saved in between, and what the user said comes before what a rung needs.
         quiet = ("logging={every: 1, tensorboard: false}", "checkpoint.every=null")
         flags = ("--stop-at-step", str(steps), *(word for step in traced for word in ("--trace", str(step))))
-        return Job(label, path, (*overrides, *quiet, *settings), flags, **more)  # type: ignore[arg-type]
+        return Job(label, path, (*overrides, *quiet, *settings), flags, devices, resumed_after)
 
     float64 = job("float64", length.full, "precision=float64", traced=sorted({1, length.full}))
     float32 = job("float32", length.full, "precision=float32", traced=[1])
@@ -63,10 +70,10 @@ def ladder(path: Path, config: Config, overrides: Sequence[str], length: Length)
     scales = job("loss-scale", 24, scale, small, "accumulation.microbatch=null", *_no_evaluation(config))
     dtypes = Job("dtypes", path, (*overrides, "precision=bfloat16"), ("--explain", "precision"), trains=False)
 
-    rungs_ = [
-        Rung("fingerprints", "recipe, data, weights, rates, batches", (float64,), rungs.same_start(float64)),
-        Rung("float64 step", "every tensor of a step", (float64,), rungs.same_step(float64, [1], rungs.FLOAT64_STEP)),
-        Rung("float64", f"{length.full} updates", (float64,), rungs.same_losses(float64, FLOAT64_LIMIT, True)),
+    found = [
+        rungs.fingerprints(float64),
+        rungs.float64_step(float64, [1]),
+        rungs.float64(float64, length.full),
         Rung("float32 step", "activations, gradients", (float32,), rungs.same_step(float32, [1], rungs.FLOAT32_STEP)),
         Rung("float32 SGD", f"{length.sgd} updates", (sgd,), rungs.same_losses(sgd, FLOAT32_LIMIT, False)),
         Rung("float32", f"{length.full} updates", (float32,), rungs.same_losses(float32, FLOAT32_LIMIT, False)),
@@ -74,12 +81,9 @@ def ladder(path: Path, config: Config, overrides: Sequence[str], length: Length)
             Rung(name, f"{length.half} updates, against float32", (job_, float32), rungs.same_rounding(job_, float32))
             for name, job_ in half.items()
         ),
-        Rung("loss scale", "scales and skipped updates", (scales,), rungs.same_loss_scales(scales)),
-        Rung("dtypes", "formats that really ran", (dtypes,), rungs.nothing_coarser(dtypes)),
+        rungs.loss_scale(scales),
+        rungs.formats(dtypes),
     ]
-
-    def invariant(name: str, compares: str, changed: Job) -> Rung:
-        return Rung(name, compares, (changed, float64), rungs.unchanged(changed, float64, FLOAT64_LIMIT), float64)
 
     microbatch = max((d for d in range(1, rows // 2 + 1) if (rows // config.parallel.data) % d == 0), default=1)
     cut = (
@@ -90,16 +94,16 @@ def ladder(path: Path, config: Config, overrides: Sequence[str], length: Length)
         "offload.optimizer=host",
     )
     execution = job("execution", length.short, "precision=float64", *cut, traced=[1])
-    rungs_.append(invariant("execution", "microbatch, remat, chunked loss, offload", execution))
+    found.append(rungs.invariant("microbatch, remat, chunked loss, offload", execution, float64))
     if config.parallel.data == 1 and rows % 2 == 0:
         replicas = job(
             "replicas", length.short, "precision=float64", "parallel.data=2", "accumulation.microbatch=null", devices=2
         )
-        rungs_.append(invariant("replicas", "two devices, one device", replicas))
+        found.append(rungs.invariant("two devices, one device", replicas, float64))
     if length.short > 1:
         resumed = job("resumed", length.short, "precision=float64", resumed_after=length.short // 2)
-        rungs_.append(invariant("resumed", "stopped and resumed, never stopped", resumed))
-    return rungs_
+        found.append(rungs.invariant("stopped and resumed, never stopped", resumed, float64))
+    return found
 
 
 def _no_evaluation(config: Config) -> tuple[str, ...]:

@@ -246,8 +246,8 @@ MUTANTS = (
         "Means over replicas",
         "torch",
         "torchtrain.backend",
-        "tokens = self.replicas.sum_(batch.mask.sum())",
-        "tokens = batch.mask.sum() * self.replicas.count",
+        "tokens = self.replicas.sum_(rows.mask.sum())",
+        "tokens = rows.mask.sum() * self.replicas.count",
     ),
     Mutant(
         "gradients that travel in bfloat16",
@@ -417,7 +417,7 @@ MUTANTS = (
         "Execution settings",
         "torch",
         "torchtrain.remat",
-        "return tree_map_only(_HostCopy, _HostCopy.restored, self.store.pop(name))",
+        "return tree_map_only(HostCopy, HostCopy.restored, self.store.pop(name))",
         "return tree_map_only(torch.Tensor, torch.zeros_like, self.store.pop(name))",
     ),
     # ---------------------------------------------------------------------------------------------- randomness, data
@@ -505,9 +505,9 @@ MUTANTS = (
         "moments that a resumed run has lost",
         "Resuming",
         "torch",
-        "torchtrain.backend",
-        '            tensors[f"optimizer.{kind}.{name}"] = moment\n',
-        '            tensors[f"optimizer.{kind}.{name}"] = moment.clone()\n',
+        "torchtrain.state",
+        '            found[f"optimizer.{kind}.{name}"] = moment\n',
+        '            found[f"optimizer.{kind}.{name}"] = moment.clone()\n',
     ),
     # ----------------------------------------------------------------------------------------------------- precision
     Mutant(

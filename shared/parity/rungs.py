@@ -17,6 +17,9 @@ from shared.compare.losses import LIMITS
 from shared.parity.difference import TensorDifference, differences
 from shared.parity.jobs import BACKENDS, Done, Job
 
+FLOAT32_LIMIT = LIMITS["float32"].value
+FLOAT64_LIMIT = LIMITS["float64"].value
+
 Results = Mapping[str, Mapping[str, Done]]
 """What jobs left, by label and backend."""
 
@@ -44,6 +47,36 @@ class Rung:
     judge: Callable[[Results], Verdict]
     plain: Job | None = None
     """Where each backend is held to its own run under other settings, that run."""
+
+
+def fingerprints(job: Job) -> Rung:
+    """Both runs start from the same things, and read the same batches."""
+    return Rung("fingerprints", "recipe, data, weights, rates, batches", (job,), same_start(job))
+
+
+def float64_step(job: Job, steps: Sequence[int]) -> Rung:
+    """All tensors of these steps."""
+    return Rung("float64 step", "every tensor of a step", (job,), same_step(job, steps, FLOAT64_STEP))
+
+
+def float64(job: Job, updates: int) -> Rung:
+    """A whole run, to the last digits."""
+    return Rung("float64", f"{updates} updates", (job,), same_losses(job, FLOAT64_LIMIT, relative_maximum=True))
+
+
+def loss_scale(job: Job) -> Rung:
+    """A float16 run that overflows."""
+    return Rung("loss scale", "scales and skipped updates", (job,), same_loss_scales(job))
+
+
+def formats(job: Job) -> Rung:
+    """What ``--explain precision`` finds."""
+    return Rung("dtypes", "formats that really ran", (job,), nothing_coarser(job))
+
+
+def invariant(compares: str, changed: Job, plain: Job) -> Rung:
+    """What may not change a result does not: each backend's run against its own plain one."""
+    return Rung(changed.label, compares, (changed, plain), unchanged(changed, plain, FLOAT64_LIMIT), plain)
 
 
 # ------------------------------------------------------------------------------------------------ one backend, another
@@ -83,7 +116,7 @@ def same_step(job: Job, steps: Sequence[int], limits: Mapping[str, float]) -> Ca
 
     def judge(results: Results) -> Verdict:
         first, second = _pair(results, job)
-        worst, allowed, count = TensorDifference("nothing", 0.0), math.inf, 0
+        worst, allowed, share, count = TensorDifference("none", 0.0), 0.0, -1.0, 0
         for step in steps:
             for found in differences(first.trace(step), second.trace(step)):
                 limit = next((value for prefix, value in limits.items() if found.name.startswith(prefix)), None)
@@ -92,8 +125,8 @@ def same_step(job: Job, steps: Sequence[int], limits: Mapping[str, float]) -> Ca
                 count += 1
                 if not found.error <= limit:
                     return Verdict(found.error, limit, False, f"step {step}, {found.name}", found.name)
-                if found.error * allowed >= worst.error * limit:
-                    worst, allowed = found, limit
+                if limit and found.error / limit > share:
+                    worst, allowed, share = found, limit, found.error / limit
         return Verdict(worst.error, allowed, True, f"{count} tensors; largest in {worst.name}")
 
     return judge
@@ -248,7 +281,3 @@ def _largest(first: Mapping[int, float], second: Mapping[int, float]) -> tuple[i
 
 def _at(measured: float, limit: float) -> str | None:
     return None if measured <= limit else "loss"
-
-
-FLOAT32_LIMIT = LIMITS["float32"].value
-FLOAT64_LIMIT = LIMITS["float64"].value

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shared.config.schema import Config
 from shared.errors import TooSmall, UserError
 
 
@@ -63,3 +64,16 @@ def largest_microbatch(rows: int, fits: Callable[[int], bool]) -> int:
             "offload.optimizer=host or a shorter batch.sequence_length"
         )
     return divisors[below]
+
+
+def with_microbatch(config: Config, fits: Callable[[Config], bool]) -> Config:
+    """The config with the largest microbatch that fits in the place of ``auto``; ``fits`` judges whole configs."""
+
+    def sized(microbatch: int) -> Config:
+        accumulation = config.accumulation.model_copy(update={"microbatch": microbatch})
+        return config.model_copy(update={"accumulation": accumulation})
+
+    if config.accumulation.microbatch != "auto":
+        return config
+    share = config.batch.global_batch // config.parallel.data
+    return sized(largest_microbatch(share, lambda microbatch: fits(sized(microbatch))))

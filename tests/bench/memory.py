@@ -1,6 +1,6 @@
 """What remat and chunks of the vocabulary save in memory, and cost in time, for one model in both backends.
 
-    PYTHONPATH=. python tests/bench/memory.py
+    PYTHONPATH=. python tests/bench/memory.py [--layers scan|unroll]
 
 Prints one Markdown table. Memory is the peak of what a gradient of one microbatch needs beside parameters and their
 gradients: in JAX what the compiled program plans for temporaries, in PyTorch the largest sum of living storages made
@@ -11,6 +11,7 @@ variant alternates: one machine's, and only to be compared with each other.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import time
@@ -59,10 +60,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", choices=["scan", "unroll"], default="scan", help="of JAX")
+    layers = parser.parse_args().layers
     batch = {"global_batch": 4, "sequence_length": 256}
     configs = {}
     for label, sections in VARIANTS.items():
-        execution = sections.get("execution", {}) | {"jax": {"layers": "scan"}}
+        execution = sections.get("execution", {}) | {"jax": {"layers": layers}}
         configs[label] = recipe(**{"model": MODEL, "batch": batch} | sections | {"execution": execution})
     peaks: dict[str, list[float]] = {label: [] for label in configs}
     slower: dict[str, list[float]] = {label: [] for label in configs}

@@ -28,7 +28,7 @@ from torchtrain.tensors import named, record
 
 @dataclass(frozen=True)
 class Execution:
-    """How the transformer runs: none of it changes what it computes."""
+    """How the transformer runs: only the formats and the seed change a number."""
 
     dtypes: Dtypes
     attention: Attention

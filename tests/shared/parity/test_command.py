@@ -8,6 +8,7 @@ import pytest
 
 from shared.config.load import load_config
 from shared.parity.__main__ import main
+from shared.parity.jobs import Job
 from shared.parity.ladder import Length, jobs_of, ladder
 from shared.parity.view import figure
 
@@ -51,7 +52,7 @@ def test_the_ladder_of_a_recipe_has_all_rungs_and_one_run_serves_several() -> No
 @pytest.mark.parametrize(
     "job", jobs_of(ladder(DEMO, load_config(DEMO).config, [], Length())), ids=lambda job: job.label
 )
-def test_every_run_of_the_ladder_has_a_valid_config(job) -> None:  # type: ignore[no-untyped-def]
+def test_every_run_of_the_ladder_has_a_valid_config(job: Job) -> None:
     load_config(DEMO, job.overrides)
 
 

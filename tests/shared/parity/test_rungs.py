@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -164,33 +165,31 @@ def test_a_run_that_failed_fails_its_rung_with_its_last_words(tmp_path: Path) ->
 # ---------------------------------------------------------------------------------------------------------- bisection
 
 
+@dataclass(frozen=True)
 class Replayed(Runner):
     """Runs nothing: gives the directories that were made."""
 
-    def __init__(self, made: Made):
-        super().__init__(made.folder)
-        object.__setattr__(self, "made", made)
-        object.__setattr__(self, "asked", [])
+    made: Made = field(kw_only=True)
+    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     def run(self, backend: str, job: Job) -> Done:
-        self.asked.append((backend, job.flags))  # type: ignore[attr-defined]
-        done: Done = self.made.done(job, backend)  # type: ignore[attr-defined]
-        return done
+        self.asked.append((backend, job.flags))
+        return self.made.done(job, backend)
 
 
 def test_bisection_runs_again_to_the_first_step_that_parts_and_names_its_first_tensor(tmp_path: Path) -> None:
     made = Made(tmp_path).change("step 4", {"loss": 2.0}).change("trace 4", {"gradient.w": np.zeros(3)})
     rung = Rung("float64", "", (JOB,), LOSSES)
-    runner = Replayed(made)
+    runner = Replayed(made.folder, made=made)
     culprit = bisect(rung, made.results(JOB), runner)
     assert culprit is not None and (culprit.step, culprit.difference.name) == (4, "gradient.w")
-    assert runner.asked[0] == ("jax", ("--stop-at-step", "4", "--trace", "1", "--trace", "4"))  # type: ignore[attr-defined]
+    assert runner.asked[0] == ("jax", ("--stop-at-step", "4", "--trace", "1", "--trace", "4"))
     assert str(culprit).startswith("jax (job) and torch (job): first differs in gradient.w at step 4")
 
 
 def test_bisection_says_nothing_where_nothing_differs(tmp_path: Path) -> None:
     made = Made(tmp_path)
-    assert bisect(Rung("float64", "", (JOB,), LOSSES), made.results(JOB), Replayed(made)) is None
+    assert bisect(Rung("float64", "", (JOB,), LOSSES), made.results(JOB), Replayed(made.folder, made=made)) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- commands
