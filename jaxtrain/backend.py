@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from jaxtrain.models.transformer import Architecture, Execution
 from jaxtrain.observed import observe
 from jaxtrain.parallel import Placement
 from jaxtrain.precision import dtypes, matmul_precision, require_precision
-from jaxtrain.state import TrainState
+from jaxtrain.state import TrainState, arrays, state_of
 from jaxtrain.trace import trace
 from jaxtrain.weights import export_slots, import_slots, slot_shapes
-from shared.backend import DeviceReport, StepMetrics, Sums
+from shared.backend import DeviceReport, StateSource, StepMetrics, Sums
 from shared.batch import Batch
 from shared.config.schema import Config
-from shared.initialization import initial_value
+from shared.initialization import FirstDraws
 from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches, with_microbatch
 from shared.policies.observed import Operation
@@ -122,19 +123,41 @@ class JaxBackend:
     def agreed(self, wish: bool) -> bool:
         return wish
 
+    def from_first(self, number: int) -> int:
+        return number
+
     # ------------------------------------------------------------------------------------------------------- state
 
-    def create_state(self) -> TrainState:
-        return self._state_from(
-            import_slots(
-                self.spec,
-                lambda parameter: initial_value(parameter, self.config.seed),
-                self.dtypes.parameters,
-                lambda _, host: jax.device_put(host, self.state_shardings.parameters),
+    def create_state(self, source: StateSource | None = None) -> TrainState:
+        if source is None:
+            source = FirstDraws(self.config.seed)
+        like = self.abstract_state()
+        shapes = arrays(like)
+
+        def slots(role: str) -> dict[str, jax.Array]:
+            abstract = shapes[role]
+            dtype = next(iter(abstract.values())).dtype
+            read = functools.partial(source.read, role)
+            return import_slots(
+                self.spec, read, dtype, lambda slot, host: jax.device_put(host, abstract[slot].sharding)
             )
-        )
+
+        found = arrays(self._state_from(slots("parameters")))
+        for role in set(source.roles) - {"parameters"}:
+            del found[role]  # its zeros, before the numbers that take their place
+            found[role] = slots(role)
+        found["num_updates"] = jax.device_put(np.int32(source.num_updates), like.num_updates.sharding)
+        if like.loss_scale is not None and source.loss_scale is not None:
+            scale, good_updates = source.loss_scale
+            values = {"scale": np.float32(scale), "good_updates": np.int32(good_updates)}
+            found["loss_scale"] = jax.tree.map(
+                lambda value, abstract: jax.device_put(value, abstract.sharding), values, shapes["loss_scale"]
+            )
+        return state_of(found, like)
 
     def _state_from(self, parameters: dict[str, jax.Array]) -> TrainState:
+        """The state before the first update."""
+
         def complete(parameters: dict[str, jax.Array]) -> TrainState:
             return TrainState(
                 parameters=parameters,
@@ -159,11 +182,12 @@ class JaxBackend:
         found: TrainState = jax.tree.map(placed, self.state_shardings, state)
         return found
 
-    def save(self, state: TrainState, directory: Path) -> None:
-        checkpoint.save(state, directory)
+    def save(self, state: TrainState, directory: Path) -> Callable[[], None]:
+        return checkpoint.save(arrays(state), directory)
 
     def restore(self, directory: Path) -> TrainState:
-        return checkpoint.restore(self.abstract_state(), directory)
+        like = self.abstract_state()
+        return state_of(checkpoint.restore(arrays(like), directory), like)
 
     def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:
         return export_slots(self.spec, state.parameters)

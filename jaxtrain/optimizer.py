@@ -52,6 +52,38 @@ def _decayed_slots(spec: ModelSpec) -> dict[str, bool]:
     return {piece.slot: parameter.decayed for parameter in spec.parameters for piece in parameter.pieces}
 
 
+def moments(state: Tree) -> dict[str, Tree]:
+    """The moments in the optimiser's state, by role: those of :class:`shared.backend.StateSource`."""
+    found: dict[str, Tree] = {}
+    for node in jax.tree.leaves(state, is_leaf=_has_moments):
+        match node:
+            case optax.ScaleByAdamState():
+                found |= {"first_moment": node.mu, "second_moment": node.nu}
+            case optax.TraceState():
+                found |= {"momentum": node.trace}
+    return found
+
+
+def with_moments(state: Tree, moments: dict[str, Tree], count: jax.Array) -> Tree:
+    """The optimiser's state with these moments, after ``count`` updates. ``state`` gives the structure, and where the
+    count lies."""
+
+    def replaced(node: Any) -> Any:
+        match node:
+            case optax.ScaleByAdamState():
+                placed = jax.device_put(count, node.count.sharding)
+                return optax.ScaleByAdamState(placed, moments["first_moment"], moments["second_moment"])
+            case optax.TraceState():
+                return optax.TraceState(moments["momentum"])
+        return node
+
+    return jax.tree.map(replaced, state, is_leaf=_has_moments)
+
+
+def _has_moments(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByAdamState | optax.TraceState)
+
+
 def global_norm(gradients: Tree) -> jax.Array:
     """Euclidean norm over all leaves, in their dtype."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))

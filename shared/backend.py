@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -12,6 +12,7 @@ import numpy as np
 
 from shared.batch import Batch
 from shared.config.schema import Config
+from shared.models.spec import Parameter
 from shared.policies.observed import Operation
 
 T = TypeVar("T", covariant=True)
@@ -69,6 +70,28 @@ class Pending(Protocol[T]):
     def read(self) -> T: ...
 
 
+class StateSource(Protocol):
+    """A state as canonical arrays, whatever holds them: a checkpoint of either backend, an export, the first draws."""
+
+    @property
+    def roles(self) -> Collection[str]:
+        """Of ``parameters``, ``average``, ``first_moment``, ``second_moment``, ``momentum``: those that it has."""
+
+    @property
+    def num_updates(self) -> int:
+        """Completed updates."""
+
+    @property
+    def loss_scale(self) -> tuple[float, int] | None:
+        """The scale and how many good updates in a row it has seen; None without loss scaling."""
+
+    def dtype(self, role: str) -> str:
+        """Number format of a role's arrays, as safetensors calls it: ``F32``, ``BF16``."""
+
+    def read(self, role: str, parameter: Parameter) -> np.ndarray:
+        """The array of a role that belongs to a parameter, in canonical shape; bfloat16 comes as float32."""
+
+
 class Backend(Protocol):
     """One framework, set up for one run."""
 
@@ -77,18 +100,22 @@ class Backend(Protocol):
     config: Config
     """The run's config, with the microbatch found where it was ``auto``."""
     process: int
-    """Number of this process among those that train the run together; only 0 records and saves."""
+    """Number of this process among those that train the run together; only 0 records."""
     asynchronous: bool
     """Whether ``train_step`` returns before the device is done, so that results are better read one step late."""
 
     def agreed(self, wish: bool) -> bool:
         """Whether any process of the run has the wish; all are told the same."""
 
+    def from_first(self, number: int) -> int:
+        """The number that the first process of the run has; all are told it."""
+
     def describe(self) -> DeviceReport:
         """The devices this run uses."""
 
-    def create_state(self) -> State:
-        """The state before the first step, from :mod:`shared.initialization`."""
+    def create_state(self, source: StateSource | None = None) -> State:
+        """The state that a source describes; by default the first draws of :mod:`shared.initialization`. Moments that
+        it lacks are zero, and an average starts at the parameters."""
 
     def train_step(self, state: State, batch: Batch) -> tuple[State, Pending[StepMetrics]]:
         """Dispatch one update and return at once. The given state is used up: donated or updated in place."""
@@ -96,8 +123,9 @@ class Backend(Protocol):
     def eval_step(self, state: State, batch: Batch) -> Pending[Sums]:
         """Dispatch the loss of one batch, under the averaged parameters where the recipe keeps an average."""
 
-    def save(self, state: State, directory: Path) -> None:
-        """Write the state in the backend's own format into a new, empty directory; return when it is on disk."""
+    def save(self, state: State, directory: Path) -> Callable[[], None]:
+        """Start to write the state in the backend's own format into a new directory; return when the state may change
+        again. What is returned waits until all is written, and raises what went wrong. Every process takes part."""
 
     def restore(self, directory: Path) -> State:
         """Read what ``save`` wrote."""
@@ -124,3 +152,6 @@ class Framework(Protocol):
 
     def backend(self, config: Config) -> Backend:
         """The backend, set up for that run."""
+
+    def stored_state(self, directory: Path) -> StateSource:
+        """What the backend's ``save`` wrote into the directory, to be read array by array, on any machine."""

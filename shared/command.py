@@ -34,6 +34,13 @@ def parse(argv: Sequence[str], framework: Framework) -> argparse.Namespace:
         "--stop-at-step", type=int, metavar="N", help="save and stop after step N, as an interrupt would"
     )
     parser.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with what is there: a state that jaxtrain.export or torchtrain.export wrote, which is continued, "
+        "or the weights of a Hugging Face checkpoint",
+    )
+    parser.add_argument(
         "--trace",
         type=int,
         action="append",
@@ -73,5 +80,12 @@ def _train(arguments: argparse.Namespace, argv: list[str], framework: Framework)
     directory = arguments.run_dir or Path("runs") / f"{Path(arguments.config).stem}-{framework.name}"
     command = ["python", "-m", f"{framework.name}train", *argv]
     return train_run(
-        resolved, framework, directory, command, arguments.stop_at_step, arguments.trace, quiet=arguments.quiet
+        resolved,
+        framework,
+        directory,
+        command,
+        stop_at_step=arguments.stop_at_step,
+        traced=arguments.trace,
+        init_from=arguments.init_from,
+        quiet=arguments.quiet,
     )

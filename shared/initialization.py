@@ -9,6 +9,7 @@ float32 numbers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,10 +27,27 @@ def initial_value(parameter: Parameter, seed: int) -> np.ndarray:
     return draws.astype(np.float32)
 
 
-def weights_fingerprint(spec: ModelSpec, seed: int) -> str:
+class FirstDraws:
+    """The state before the first step, as a :class:`shared.backend.StateSource`: parameters alone."""
+
+    roles = ("parameters",)
+    num_updates = 0
+    loss_scale = None
+
+    def __init__(self, seed: int):
+        self._seed = seed
+
+    def dtype(self, role: str) -> str:
+        return "F32"
+
+    def read(self, role: str, parameter: Parameter) -> np.ndarray:
+        return initial_value(parameter, self._seed)
+
+
+def weights_fingerprint(spec: ModelSpec, read: Callable[[Parameter], np.ndarray]) -> str:
     """16 hex digits of all initial weights: names, shapes and numbers."""
     digest = hashlib.sha256()
     for parameter in sorted(spec.parameters, key=lambda parameter: parameter.name):
         digest.update(f"{parameter.name}{parameter.shape}".encode())
-        digest.update(initial_value(parameter, seed).astype("<f4", copy=False).tobytes())
+        digest.update(read(parameter).astype("<f4", copy=False).tobytes())
     return digest.hexdigest()[:16]

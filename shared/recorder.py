@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from shared.progress import Silence, View, view
-from shared.run_directory import RunDirectory
+from shared.run_directory import RunDirectory, replace_file, writing
+from shared.strict_json import dumps
 from shared.tensorboard import EventFile
 
 _TAGS = {
@@ -27,6 +29,11 @@ class Unrecorded:
     def train(self, record: Mapping[str, Any]) -> None: ...
 
     def evaluation(self, record: Mapping[str, Any]) -> None: ...
+
+    def fault(self, record: Mapping[str, Any]) -> Path | None:
+        return None
+
+    def rewind(self, step: int) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -62,6 +69,21 @@ class Recorder:
         """Record an evaluation: ``step``, ``held_out_loss``, ``held_out_nats_per_byte``, ``held_out_tokens``."""
         self._write({"kind": "evaluation", **record})
         self._view.evaluation(record)
+
+    def fault(self, record: Mapping[str, Any]) -> Path | None:
+        """Write down a step that was not finite, with its rows; returns the file."""
+        path = self._directory.faults / f"{record['step']}.json"
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+        replace_file(path, dumps(record, indent=2) + "\n")
+        return path
+
+    def rewind(self, step: int) -> None:
+        """Forget the records beyond ``step``: they are made again."""
+        self._directory.truncate_after(step)
+        if self._events is not None:
+            self._events.close()
+            self._events = EventFile(self._directory.path, step)
 
     def note(self, text: str) -> None:
         """A line for the person, kept nowhere."""

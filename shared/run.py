@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -9,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from shared.backend import Backend, Framework
-from shared.checkpoint import Checkpoints
+from shared.checkpoint import Checkpoint, Checkpoints
 from shared.config.load import Resolved
-from shared.config.recipe import recipe_hash, recipe_of
-from shared.config.schema import Config
-from shared.data import Data, open_data
+from shared.config.recipe import first_difference, recipe_hash, recipe_of
+from shared.data import open_data
 from shared.errors import UserError
-from shared.initialization import weights_fingerprint
 from shared.interrupt import Interrupt
 from shared.models import model_spec
+from shared.nonfinite import Diverged
+from shared.origin import Origin, origin_of, require_same_origin
 from shared.recorder import Recorder, Unrecorded
 from shared.run_directory import RunDirectory
 from shared.schedule import learning_rates, table_fingerprint
-from shared.step_log import Diverged
 from shared.trainer import Outcome, Trainer
 
 
@@ -32,19 +32,31 @@ def train_run(
     command: list[str],
     stop_at_step: int | None,
     traced: list[int],
+    init_from: Path | None,
     quiet: bool,
 ) -> int:
     """Train; returns the exit status."""
     config = resolved.config
     directory = RunDirectory(path)
-    checkpoints = Checkpoints(directory.checkpoints, config.checkpoint.keep)
     total = config.schedule.steps
     if stop_at_step is not None and stop_at_step < 1:
         raise UserError(f"--stop-at-step must be at least 1, not {stop_at_step}")
-    facts = {"backend": framework.name, "recipe_hash": recipe_hash(config), "recipe": recipe_of(config)}
-    _require_same_run(directory, checkpoints, facts)
-    latest = checkpoints.latest()
-    done, last = latest.step if latest else 0, min(total, stop_at_step or total)
+    facts: dict[str, Any] = {
+        "backend": framework.name,
+        "recipe_hash": recipe_hash(config),
+        "recipe": recipe_of(config),
+    }
+    latest = Checkpoints(directory.checkpoints, config.checkpoint).latest()
+    _require_same_run(directory, latest, facts)
+    spec = model_spec(config.model)
+    if latest is None:
+        require_same_origin(directory, init_from)
+        origin = origin_of(init_from, config, spec)
+        done, begun, facts["init_from"] = origin.step, origin.fingerprints, origin.path
+    else:
+        origin = Origin()
+        done, begun, facts["init_from"] = latest.step, latest.manifest["fingerprints"], latest.manifest["init_from"]
+    last = min(total, stop_at_step or total)
     if done >= last:
         print(f"{path} is already trained to step {done} of {total}; nothing to do")
         return 0
@@ -52,83 +64,84 @@ def train_run(
         if not done < step <= last:
             raise UserError(f"--trace {step}: this run goes from step {done + 1} to {last}; choose one of them")
 
-    spec = model_spec(config.model)
     data = open_data(config)
+    if begun.get("data", data.fingerprint) != data.fingerprint:
+        raise UserError(
+            f"data: the documents or their tokens (fingerprint {data.fingerprint}) are not those that the run began "
+            f"with ({begun['data']}); give it the same files"
+        )
+    facts["fingerprints"] = {
+        "recipe": facts["recipe_hash"],
+        "data": data.fingerprint,
+        "initial_weights": begun["initial_weights"],
+        "learning_rates": table_fingerprint(learning_rates(config.schedule)),
+    }
     backend = framework.backend(config)
     config = backend.config
-    traces = {step: directory.traces / f"{step}.npz" for step in traced}
-    if backend.process != 0:
-        return _follow(config, backend, data, checkpoints, facts, traces, last)
-    with directory, Interrupt() as interrupt:
-        device = backend.describe()
-        fingerprints = {
-            "recipe": facts["recipe_hash"],
-            "data": data.fingerprint,
-            "initial_weights": weights_fingerprint(spec, config.seed),
-            "learning_rates": table_fingerprint(learning_rates(config.schedule)),
-        }
-        directory.write_run(
-            {
-                **facts,
-                "config": config.model_dump(mode="json"),
-                "target": resolved.target,
-                "fingerprints": fingerprints,
-                "device": {name: value for name, value in asdict(device).items() if name != "versions"},
-                "versions": {"python": sys.version.split()[0], **device.versions},
-                "command": command,
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "num_parameters": spec.num_parameters,
-                "summary": None,
-            }
+    leading = backend.process == 0
+    with contextlib.ExitStack() as stack:
+        if leading:
+            stack.enter_context(directory)
+        interrupt = stack.enter_context(Interrupt())
+        recorder: Recorder | Unrecorded = Unrecorded()
+        if leading:
+            _describe(directory, resolved, backend, facts, command)
+            directory.truncate_after(done)
+            recorder = Recorder(directory, last, config.logging.tensorboard, quiet, start_step=done)
+            stack.enter_context(recorder)
+        trainer = Trainer(
+            config=config,
+            backend=backend,
+            data=data,
+            recorder=recorder,
+            checkpoints=Checkpoints(directory.checkpoints, config.checkpoint, leading),
+            facts=facts,
+            interrupt=interrupt,
+            traces={step: directory.traces / f"{step}.npz" for step in traced},
+            origin=origin,
         )
-        directory.truncate_after(done)
-        with Recorder(directory, last, config.logging.tensorboard, quiet, start_step=done) as recorder:
-            trainer = Trainer(
-                config=config,
-                backend=backend,
-                data=data,
-                recorder=recorder,
-                checkpoints=checkpoints,
-                facts={**facts, "fingerprints": fingerprints},
-                interrupt=interrupt,
-                traces=traces,
-            )
-            state, first = trainer.start()
-            recorder.note(
-                f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device.kind}; recipe "
-                f"{fingerprints['recipe']}, step {first} to {last}"
-            )
-            if resolved.config.accumulation.microbatch == "auto":
-                recorder.note(f"accumulation.microbatch: {config.accumulation.microbatch} is the largest that fits")
-            try:
-                outcome = trainer.train(state, first, last)
-            except Diverged as error:
-                newest = checkpoints.latest()
-                recorder.note(f"stopped: {error}. Newest checkpoint: {f'step {newest.step}' if newest else 'none'}.")
-                return 1
-            directory.write_summary(outcome.summary())
-            recorder.note(_last_line(outcome, path, total))
-    return 0
-
-
-def _follow(
-    config: Config,
-    backend: Backend,
-    data: Data,
-    checkpoints: Checkpoints,
-    facts: dict[str, Any],
-    traces: dict[int, Path],
-    last: int,
-) -> int:
-    """Train along as one of several processes, of which the first records and saves; returns the exit status."""
-    with Interrupt() as interrupt:
-        trainer = Trainer(config, backend, data, Unrecorded(), checkpoints, facts, interrupt, traces)
         state, first = trainer.start()
+        if first < done:
+            recorder.rewind(first)
+        device = backend.describe().kind
+        recorder.note(
+            f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device}; recipe "
+            f"{facts['recipe_hash']}, step {first} to {last}"
+        )
+        if first == origin.step and origin.described:
+            recorder.note(origin.described)
+        if resolved.config.accumulation.microbatch == "auto":
+            recorder.note(f"accumulation.microbatch: {config.accumulation.microbatch} is the largest that fits")
         try:
-            trainer.train(state, first, last)
-        except Diverged:
+            outcome = trainer.train(state, first, last)
+        except Diverged as error:
+            newest = trainer.checkpoints.latest()
+            recorder.note(f"stopped: {error}. Newest checkpoint: {f'step {newest.step}' if newest else 'none'}.")
             return 1
+        if leading:
+            directory.write_summary(outcome.summary())
+        recorder.note(_last_line(outcome, path, total))
     return 0
+
+
+def _describe(
+    directory: RunDirectory, resolved: Resolved, backend: Backend, facts: dict[str, Any], command: list[str]
+) -> None:
+    """Write ``run.json``."""
+    config, device = backend.config, backend.describe()
+    directory.write_run(
+        {
+            **facts,
+            "config": config.model_dump(mode="json"),
+            "target": resolved.target,
+            "device": {name: value for name, value in asdict(device).items() if name != "versions"},
+            "versions": {"python": sys.version.split()[0], **device.versions},
+            "command": command,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "num_parameters": model_spec(config.model).num_parameters,
+            "summary": None,
+        }
+    )
 
 
 def _last_line(outcome: Outcome, path: Path, total: int) -> str:
@@ -140,28 +153,19 @@ def _last_line(outcome: Outcome, path: Path, total: int) -> str:
     return f"done: step {outcome.step}, loss {outcome.loss:.4f}{held_out}{speed}, {outcome.seconds:.0f} s; see {path}"
 
 
-def _require_same_run(directory: RunDirectory, checkpoints: Checkpoints, facts: dict[str, Any]) -> None:
+def _require_same_run(directory: RunDirectory, latest: Checkpoint | None, facts: dict[str, Any]) -> None:
     """Refuse to go on with another backend's or another recipe's run."""
-    latest = checkpoints.latest()
     found = latest.manifest if latest else directory.read_run() if directory.exists() else None
     if found is None:
         return
     if found["backend"] != facts["backend"]:
+        other = f"{found['backend']}train"
         raise UserError(
-            f"{directory.path} holds a run of {found['backend']}train, and this is {facts['backend']}train; "
-            "choose another --run-dir"
+            f"{directory.path} holds a run of {other}, and this is {facts['backend']}train; choose another --run-dir; "
+            f"to go on from there, export its state with python -m {other}.export and give that to --init-from"
         )
     if latest and found["recipe_hash"] != facts["recipe_hash"]:
         changed = first_difference(found["recipe"], facts["recipe"])
         raise UserError(
             f"{directory.path} holds a run of another recipe ({changed}); choose another --run-dir, or the old value"
         )
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> str:
-    """Where two recipes part first, as ``batch.global_batch was 16, is 32``."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
-                return first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    return f"{path} was {old}, is {new}"

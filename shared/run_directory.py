@@ -48,6 +48,7 @@ class RunDirectory:
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.traces = self.path / "traces"
+        self.faults = self.path / "faults"
         self._metrics: IO[bytes] | None = None
         self._unlock: weakref.finalize[[int], RunDirectory] | None = None
 
@@ -272,3 +273,16 @@ _REMEDIES = {
 
 def _words(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+
+
+def reason(error: BaseException) -> str:
+    """Why a library could not write, in one line: many wrap the system's words in their own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return _words(cause)
+        cause = cause.__cause__ or cause.__context__
+    for code, remedy in _REMEDIES.items():
+        if os.strerror(code) in str(error):
+            return remedy
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,12 +1,14 @@
 """From dispatched steps to records, without making the device wait.
 
 A device that runs asynchronously is asked for a step's metrics only after the next step was dispatched, so it never
-idles while the host writes. Rates are taken between the moments at which results arrived; a window that contains an
-evaluation, a checkpoint or the compilation of the first step is never one.
+idles while the host writes. The metrics of steps that are not logged stay on the device, and are looked at only where
+the count of updates tells that one of them was left out. Rates are taken between the moments at which results
+arrived; a window that contains an evaluation, a checkpoint or the compilation of the first step is never one.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +18,19 @@ from shared.batch import Batch
 from shared.recorder import Recorder, Unrecorded
 
 
-class Diverged(Exception):
-    """A loss or gradient is not finite, and nothing in the recipe says to go on."""
+@dataclass(frozen=True)
+class Fault:
+    """A step whose loss or gradient was not finite, so that its update was left out."""
+
+    step: int
+    metrics: StepMetrics
 
 
 @dataclass(frozen=True)
 class _Dispatched:
     step: int
-    batch: str
+    batch: str | None
+    """Fingerprint of its batch where the step is logged, else None."""
     tokens_through: int
     """Tokens of this process's steps up to and including this one."""
     metrics: Pending[StepMetrics]
@@ -40,6 +47,9 @@ class StepLog:
         self._recorder = recorder
         self._lag = 1 if asynchronous else 0
         self._pending: list[_Dispatched] = []
+        self._num_updates: int | None = None
+        """Completed updates as of the newest step that was read."""
+        self._faults: list[Fault] = []
         self._started = time.perf_counter()
         self._tokens = 0
         self._window: tuple[float, int] | None = None
@@ -59,48 +69,73 @@ class StepLog:
     def dispatched(self, step: int, batch: Batch, metrics: Pending[StepMetrics], logged: bool) -> None:
         """Take note of a step; read what is due."""
         self._tokens += int(batch.mask.sum())
-        if logged:
-            self._pending.append(_Dispatched(step, batch.fingerprint(), self._tokens, metrics))
+        self._pending.append(_Dispatched(step, batch.fingerprint() if logged else None, self._tokens, metrics))
         compiled = self.startup_seconds is not None
         self._read(through=step - self._lag if compiled else step)
 
     def flush(self) -> None:
-        """Read all that is pending; the next window starts with :meth:`resume`."""
+        """Read all that is to be logged or tells of a fault; the next window starts with :meth:`resume`."""
         if self._pending:
             self._read(through=self._pending[-1].step)
+        if self._pending:
+            self._find_faults(self._pending, self._pending[-1].metrics.read())
+            self._pending = []
         self._window = None
 
     def resume(self) -> None:
         """Start a window: the device has nothing to do and the next step is about to be dispatched."""
         self._window = (time.perf_counter(), self._tokens)
 
+    def rewind(self) -> None:
+        """Forget what is pending: the steps that follow are dispatched again."""
+        self._pending, self._num_updates = [], None
+
+    def take_faults(self) -> list[Fault]:
+        """The faults that were found since they were last taken."""
+        faults, self._faults = self._faults, []
+        return faults
+
     def _read(self, through: int) -> None:
-        while self._pending and self._pending[0].step <= through:
-            dispatched = self._pending.pop(0)
-            metrics = dispatched.metrics.read()
-            now = time.perf_counter()
-            record: dict[str, Any] = {
-                "step": dispatched.step,
-                "loss": metrics.loss,
-                "grad_norm": metrics.grad_norm,
-                "learning_rate": metrics.learning_rate,
-                "tokens": metrics.tokens,
-                "tokens_per_s": self._close_window(now, dispatched.tokens_through),
-                "batch": dispatched.batch,
-                "seconds": now - self._started,
-            }
-            if metrics.loss_scale is not None:
-                record |= {"loss_scale": metrics.loss_scale, "skipped": metrics.skipped}
-            if self.startup_seconds is None:
-                self.startup_seconds = now - self._started
-            self.last = metrics
-            self._recorder.train(record)
-            if metrics.loss_scale is None and metrics.num_updates < dispatched.step:
-                raise Diverged(
-                    f"step {dispatched.step}: loss {metrics.loss:g}, gradient norm {metrics.grad_norm:g}; "
-                    f"{dispatched.step - metrics.num_updates} update(s) since the start had a gradient that is not "
-                    "finite and were left out"
-                )
+        while (due := self._first_logged(through)) is not None:
+            steps, self._pending = self._pending[: due + 1], self._pending[due + 1 :]
+            self._find_faults(steps, self._record(steps[-1]))
+
+    def _first_logged(self, through: int) -> int | None:
+        due = (n for n, pending in enumerate(self._pending) if pending.batch is not None and pending.step <= through)
+        return next(due, None)
+
+    def _record(self, dispatched: _Dispatched) -> StepMetrics:
+        metrics = dispatched.metrics.read()
+        now = time.perf_counter()
+        record: dict[str, Any] = {
+            "step": dispatched.step,
+            "loss": metrics.loss,
+            "grad_norm": metrics.grad_norm,
+            "learning_rate": metrics.learning_rate,
+            "tokens": metrics.tokens,
+            "tokens_per_s": self._close_window(now, dispatched.tokens_through),
+            "batch": dispatched.batch,
+            "seconds": now - self._started,
+        }
+        if metrics.loss_scale is not None:
+            record |= {"loss_scale": metrics.loss_scale}
+        if metrics.loss_scale is not None or metrics.skipped:
+            record |= {"skipped": metrics.skipped}
+        if self.startup_seconds is None:
+            self.startup_seconds = now - self._started
+        self.last = metrics
+        self._recorder.train(record)
+        return metrics
+
+    def _find_faults(self, steps: list[_Dispatched], last: StepMetrics) -> None:
+        """Look at the steps one by one if the count after the last one says that an update of theirs was left out."""
+        before, self._num_updates = self._num_updates, last.num_updates
+        if before is not None and last.num_updates == before + len(steps):
+            return
+        for dispatched in steps:
+            metrics = last if dispatched is steps[-1] else dispatched.metrics.read()
+            if metrics.skipped and (metrics.loss_scale is None or not math.isfinite(metrics.loss)):
+                self._faults.append(Fault(dispatched.step, metrics))
 
     def _close_window(self, now: float, tokens_through: int) -> float | None:
         window, self._window = self._window, (now, tokens_through)

@@ -24,8 +24,8 @@ _numbers = itertools.count()
 class EventFile:
     """A new event file in ``folder``; TensorBoard reads all event files of a folder as one run.
 
-    ``start_step`` is the number of steps done before. Above 0 it tells TensorBoard to forget what earlier files of the
-    folder hold beyond it, because a resumed run writes those steps again.
+    ``start_step`` is the number of steps done before: TensorBoard is told to forget what earlier files of the folder
+    hold beyond it, because a resumed run writes those steps again.
     """
 
     def __init__(self, folder: Path, start_step: int = 0) -> None:
@@ -44,9 +44,8 @@ class EventFile:
         with writing(self.path):
             self._writer = RecordWriter(self.path.open("xb"))
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if start_step:
-            log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(event_pb2.Event(wall_time=time.time(), step=start_step + 1, session_log=log))
+        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(event_pb2.Event(wall_time=time.time(), step=start_step + 1, session_log=log))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values, named by their tags, at ``step``; kept as float32, as TensorBoard does."""

@@ -2,11 +2,12 @@
 
 It knows no framework. A :class:`shared.backend.Backend` carries out a step; this module says what happens in which
 order. The host waits for the device only where something is read: at a step that is logged (one step late), at an
-evaluation and at a checkpoint.
+evaluation and at a checkpoint, and there only until the state was copied.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from shared.config.schema import Config
 from shared.data import Data
 from shared.data.loader import Loader
 from shared.interrupt import Interrupt
+from shared.nonfinite import Faults, Rewind
+from shared.origin import Origin
 from shared.recorder import Recorder, Unrecorded
 from shared.step_log import StepLog
 from shared.trace import Trace
@@ -41,6 +44,8 @@ class Outcome:
     """Of the last logged step."""
     held_out: dict[str, float] | None
     """The last evaluation."""
+    checkpoints: dict[str, float]
+    """``saves``, ``stall_seconds``, ``seconds``: see :class:`shared.checkpoint.SaveStatistics`."""
 
     def summary(self) -> dict[str, Any]:
         """For ``run.json``."""
@@ -61,21 +66,43 @@ class Trainer:
     interrupt: Interrupt
     traces: Mapping[int, Path] = field(default_factory=dict)
     """Steps to trace, and the file to write for each."""
+    origin: Origin = field(default_factory=Origin)
+
+    def __post_init__(self) -> None:
+        self._faults = Faults(self.config.nonfinite, self.data, self.recorder)
+        self._saved_at = time.monotonic()
 
     def start(self) -> tuple[State, int]:
         """The state to go on from, and how many steps it has seen."""
-        latest = self.checkpoints.latest()
-        if latest is None:
-            return self.backend.create_state(), 0
-        return self.backend.restore(latest.directory), latest.step
+        found = self.checkpoints.restorable(self.recorder.note) if self.backend.process == 0 else None
+        step = self.backend.from_first(-1 if found is None else found.step)
+        if step < 0:
+            return self.backend.create_state(self.origin.source), self.origin.step
+        return self.backend.restore(self.checkpoints.directory / str(step)), step
 
     def train(self, state: State, first: int, last: int) -> Outcome:
         """Train from ``first`` completed steps to ``last``, at least one step.
 
-        Raises Diverged when a gradient is not finite; the newest checkpoint is then the one before.
+        Raises Diverged where the policy for what is not finite says to stop; the newest checkpoint is then the one
+        before.
         """
-        config, total = self.config, self.config.schedule.steps
         log = StepLog(self.recorder, self.backend.asynchronous)
+        try:
+            while True:
+                try:
+                    return self._train(log, state, first, last)
+                except Rewind:
+                    del state
+                # Out of the handler, whose exception would keep the old state alive: two of them may not fit.
+                self._settle()
+                log.rewind()
+                state, first = self.start()
+                self.recorder.rewind(first)
+        finally:
+            self._settle()
+
+    def _train(self, log: StepLog, state: State, first: int, last: int) -> Outcome:
+        config, total = self.config, self.config.schedule.steps
         held_out: dict[str, float] | None = None
         step, interrupted = first, False
 
@@ -89,21 +116,25 @@ class Trainer:
                 log.dispatched(
                     step, batch, metrics, logged=step in (first + 1, last) or step % config.logging.every == 0
                 )
+                self._faults.handle(log.take_faults())
 
                 interrupted = self.backend.agreed(self.interrupt.requested is not None)
                 stopping = step == last or interrupted
                 evaluating = step == total or _due(step, config.evaluation.every)
-                saving = stopping or _due(step, config.checkpoint.every)
+                saving = stopping or _due(step, config.checkpoint.every) or self._due_by_time()
                 if evaluating or saving:
                     log.flush()
-                    if evaluating:
-                        held_out = self._evaluate(state, step) or held_out
+                    self._faults.handle(log.take_faults())
+                    evaluated = self._evaluate(state, step) if evaluating else None
+                    held_out = evaluated or held_out
                     if saving:
-                        self._save(state, step)
+                        self._save(state, step, evaluated)
                     log.resume()
                 if stopping:
                     break
 
+        if (failure := self.checkpoints.settle()) is not None:
+            raise failure
         return Outcome(
             step=step,
             interrupted=self.interrupt.requested or ("a signal to another process" if interrupted else None),
@@ -112,6 +143,7 @@ class Trainer:
             tokens_per_s=log.tokens_per_s,
             loss=log.last.loss if log.last else None,
             held_out=held_out,
+            checkpoints=asdict(self.checkpoints.statistics),
         )
 
     def _evaluate(self, state: State, step: int) -> dict[str, float] | None:
@@ -131,14 +163,21 @@ class Trainer:
         self.recorder.evaluation({"step": step, **record})
         return record
 
-    def _save(self, state: State, step: int) -> None:
-        if self.backend.process != 0:
-            return
+    def _save(self, state: State, step: int, evaluated: dict[str, float] | None) -> None:
+        """Start to write a checkpoint, once the one before is done."""
+        self._settle()
+        held_out = {} if evaluated is None else {"held_out_loss": evaluated["held_out_loss"]}
+        self.checkpoints.save(step, lambda directory: self.backend.save(state, directory), {**self.facts, **held_out})
+        self._saved_at = time.monotonic()
 
-        def write(directory: Path) -> None:
-            self.backend.save(state, directory)
+    def _settle(self) -> None:
+        """A checkpoint that could not be written is told of and does not end the run, unless it is the last."""
+        if (failure := self.checkpoints.settle()) is not None:
+            self.recorder.note(f"warning: {failure}; training goes on")
 
-        self.checkpoints.save(step, write, self.facts)
+    def _due_by_time(self) -> bool:
+        minutes = self.config.checkpoint.every_minutes
+        return minutes is not None and self.backend.agreed(time.monotonic() - self._saved_at >= 60 * minutes)
 
 
 def _due(step: int, every: int | None) -> bool:

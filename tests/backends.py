@@ -34,9 +34,9 @@ def make(name: str, config: Config) -> Iterator[Any]:
         jax.config.update("jax_enable_x64", before)
 
 
-def logits(backend: Any, batch: Batch) -> np.ndarray:
-    """[B, T, V] at the initial weights."""
-    state = backend.create_state()
+def logits(backend: Any, batch: Batch, source: Any = None) -> np.ndarray:
+    """[B, T, V] at the weights of a source, or at the initial ones."""
+    state = backend.create_state(source)
     rows = backend.place(batch)
     inputs = rows.tokens, rows.segments, rows.positions
     if backend.name == "jax":
@@ -77,7 +77,7 @@ def straight_and_resumed(backend: Any, batches: list[Batch], at: int, directory:
     """Metrics of the steps after ``at``: of a run never stopped, and of one that was saved there and resumed."""
     _, straight = steps(backend, batches)
     state, _ = steps(backend, batches[:at])
-    backend.save(state, directory)
+    backend.save(state, directory)()
     state, resumed = backend.restore(directory), []
     for batch in batches[at:]:
         state, pending = backend.train_step(state, batch)

@@ -35,6 +35,10 @@ GPT2: dict[str, Any] = {
     "activation_function": "gelu_new",
     "initializer_range": 0.1,
 }
+QWEN3: dict[str, Any] = LLAMA | {"family": "qwen3"}
+GEMMA: dict[str, Any] = LLAMA | {"family": "gemma", "tie_word_embeddings": True}
+MODELS: dict[str, dict[str, Any]] = {"llama": LLAMA, "qwen3": QWEN3, "gemma": GEMMA, "gpt2": GPT2}
+"""One of each family."""
 ADAMW: dict[str, Any] = {
     "name": "adamw",
     "beta1": 0.9,

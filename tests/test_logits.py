@@ -7,17 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.config.schema import Config
+from shared.config.schema import Config, Llama, RotaryDecoder
 from shared.initialization import initial_value
 from shared.models import model_spec
 from tests import backends
-from tests.recipes import GPT2, LLAMA, random_batch, recipe
+from tests.recipes import GPT2, LLAMA, QWEN3, random_batch, recipe
+from tests.recipes import MODELS as FAMILIES
 
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": LLAMA,
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 12,
+}
+MODELS: dict[str, dict[str, Any]] = FAMILIES | {
     "llama-tied-eps": LLAMA | {"tie_word_embeddings": True, "rms_norm_eps": 1e-2},
     "llama-theta": LLAMA | {"rope_theta": 100.0, "num_key_value_heads": 4},
-    "gpt2": GPT2,
+    "llama-scaled": LLAMA | {"rope_theta": 10.0, "rope_scaling": SCALING},
+    "qwen3-eps": QWEN3 | {"rms_norm_eps": 1e-2},
     "gpt2-erf-eps": GPT2 | {"activation_function": "gelu", "layer_norm_epsilon": 1e-2},
 }
 
@@ -28,8 +36,10 @@ def oracle(config: Config) -> Any:
     import transformers
 
     model = config.model
-    if model.family == "llama":
-        own = transformers.LlamaConfig(
+    if isinstance(model, RotaryDecoder):
+        scaling = model.rope_scaling.model_dump() if isinstance(model, Llama) and model.rope_scaling else {}
+        of_family = {"llama": "Llama", "qwen3": "Qwen3", "gemma": "Gemma"}[model.family]
+        own = getattr(transformers, f"{of_family}Config")(
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
             intermediate_size=model.intermediate_size,
@@ -39,11 +49,14 @@ def oracle(config: Config) -> Any:
             head_dim=model.head_dim,
             rms_norm_eps=model.rms_norm_eps,
             rope_theta=model.rope_theta,
-            rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+            rope_parameters={"rope_type": "default", **scaling, "rope_theta": model.rope_theta},
             tie_word_embeddings=model.tie_word_embeddings,
+            initializer_range=model.initializer_range,
+            # Gemma's class leaves the row of token 0 without a gradient otherwise.
+            pad_token_id=None,
             attn_implementation="eager",
         )
-        oracle = transformers.LlamaForCausalLM(own)
+        oracle = getattr(transformers, f"{of_family}ForCausalLM")(own)
     else:
         own = transformers.GPT2Config(
             vocab_size=model.vocab_size,
@@ -54,6 +67,7 @@ def oracle(config: Config) -> Any:
             n_positions=model.max_position_embeddings,
             layer_norm_epsilon=model.layer_norm_epsilon,
             activation_function=model.activation_function,
+            initializer_range=model.initializer_range,
             attn_implementation="eager",
         )
         oracle = transformers.GPT2LMHeadModel(own)
@@ -91,7 +105,7 @@ def _check(name: str, config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("model", FAMILIES)
 def test_packed_documents_get_the_logits_they_get_alone(name: str, model: str) -> None:
     config = recipe(model=MODELS[model])
     batch = random_batch(config, segments=True)

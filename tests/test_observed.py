@@ -11,7 +11,7 @@ from shared.config.schema import Precision
 from shared.policies.observed import Operation, judge
 from shared.policies.precision import precision_policy
 from tests import backends
-from tests.recipes import ADAMW, GPT2, LLAMA, SGD, recipe
+from tests.recipes import ADAMW, MODELS, SGD, recipe
 
 BOTH = pytest.mark.parametrize("name", backends.BACKENDS)
 
@@ -24,7 +24,7 @@ def observed(name: str, **sections: Any) -> Counter[Operation]:
 
 
 @BOTH
-@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("preset", ["float64", "float32", "bfloat16", "float16"])
 def test_no_operation_is_coarser_than_the_policy_says(name: str, model: dict[str, Any], preset: str) -> None:
     found = observed(name, model=model, precision=preset, execution={"attention": "reference"})

@@ -44,18 +44,20 @@ RECIPE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with a recipe and twelve short documents."""
-    folder = tmp_path_factory.mktemp("runs")
+def working_folder(folder: Path, recipe: dict[str, Any]) -> Path:
+    """The folder, with twelve short documents and that recipe in it."""
     (folder / "corpus").mkdir()
     rng = np.random.default_rng(0)
     words = ["the", "union", "state", "of", "our", "people", "and", "nation", "will", "not", "be", "moved", "by", "war"]
     for number in range(12):
-        text = " ".join(rng.choice(words, size=900))
-        (folder / "corpus" / f"{number}.txt").write_text(text)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+        (folder / "corpus" / f"{number}.txt").write_text(" ".join(rng.choice(words, size=900)))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return working_folder(tmp_path_factory.mktemp("runs"), RECIPE)
 
 
 def train(folder: Path, backend: str, run: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -84,17 +86,13 @@ def losses(run: Path) -> np.ndarray:
 def parameters(folder: Path, run: Path) -> dict[str, np.ndarray]:
     """Canonical parameters of a run's newest checkpoint, read by the backend that wrote it, in a child process."""
     script = (
-        "import sys, numpy as np\n"
+        "import importlib, json, sys, numpy as np\n"
         "from pathlib import Path\n"
-        "from shared.checkpoint import Checkpoints\n"
-        "from shared.config.schema import Config\n"
-        "import json\n"
-        "run = Path(sys.argv[1]); description = json.loads((run / 'run.json').read_text())\n"
-        "name = description['backend']\n"
-        "module = __import__(f'{name}train.backend', fromlist=['x'])\n"
-        "backend = getattr(module, f'{name.capitalize()}Backend')(Config.model_validate(description['config']))\n"
-        "state = backend.restore(Checkpoints(run / 'checkpoints', 1).latest().directory)\n"
-        "np.savez(sys.argv[2], **{k: v.copy() for k, v in backend.export_arrays(state)})\n"
+        "from shared.stored_run import open_stored_run\n"
+        "run = Path(sys.argv[1]); name = json.loads((run / 'run.json').read_text())['backend']\n"
+        "framework = getattr(importlib.import_module(f'{name}train.framework'), name.capitalize())()\n"
+        "found = open_stored_run(run, None, framework); state = found.state(framework)\n"
+        "np.savez(sys.argv[2], **{p.name: state.read('parameters', p) for p in found.spec.parameters})\n"
     )
     target = folder / f"{run.name}.npz"
     subprocess.run([sys.executable, "-c", script, run, target], cwd=folder, check=True, timeout=120)

@@ -13,7 +13,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.trace import MAX_ELEMENTS, Trace, read_trace, sample, stitched
 from tests import backends
-from tests.recipes import GPT2, LLAMA, random_batch, recipe
+from tests.recipes import LLAMA, MODELS, random_batch, recipe
 
 BOTH = pytest.mark.parametrize("name", backends.BACKENDS)
 
@@ -29,7 +29,7 @@ def traced(name: str, config: Config, batch: Batch, path: Path) -> tuple[dict[st
     return read_trace(path / f"{name}.npz"), metrics
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT2, LLAMA | {"dropout": 0.2}], ids=["llama", "gpt2", "dropout"])
+@pytest.mark.parametrize("model", [*MODELS.values(), LLAMA | {"dropout": 0.2}], ids=[*MODELS, "dropout"])
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_both_backends_trace_the_same_tensors_in_the_same_order(
     model: dict[str, Any], remat: str, tmp_path: Path

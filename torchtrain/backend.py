@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.backend import DeviceReport, StepMetrics, Sums
+from shared.backend import DeviceReport, StateSource, StepMetrics, Sums
 from shared.batch import Batch
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.initialization import initial_value
+from shared.initialization import FirstDraws
 from shared.models import model_spec
 from shared.policies.accumulation import num_microbatches, with_microbatch
 from shared.policies.observed import Operation
@@ -32,7 +33,7 @@ from torchtrain.models.transformer import Execution, Transformer
 from torchtrain.observed import observe
 from torchtrain.parallel import Replicas
 from torchtrain.precision import dtypes
-from torchtrain.state import TrainState, tensors
+from torchtrain.state import TrainState, flat, scalars, tensors
 from torchtrain.trace import trace
 from torchtrain.weights import export_parameters, import_parameters
 
@@ -109,17 +110,28 @@ class TorchBackend:
     def agreed(self, wish: bool) -> bool:
         return self.replicas.any(wish)
 
+    def from_first(self, number: int) -> int:
+        return self.replicas.from_first(number)
+
     # ------------------------------------------------------------------------------------------------------- state
 
-    def create_state(self) -> TrainState:
+    @torch.no_grad()
+    def create_state(self, source: StateSource | None = None) -> TrainState:
+        if source is None:
+            source = FirstDraws(self.config.seed)
         state = self._empty_state()
-        import_parameters(
-            self.spec,
-            lambda parameter: initial_value(parameter, self.config.seed),
-            dict(state.model.named_parameters()),
-        )
-        for name, tensor in (state.average or {}).items():
-            tensor.copy_(state.model.get_parameter(name).detach())
+        found = tensors(state)
+        for role in source.roles:
+            import_parameters(self.spec, functools.partial(source.read, role), found[role])
+        if state.average is not None and "average" not in source.roles:
+            for name, tensor in state.average.items():
+                tensor.copy_(found["parameters"][name])
+        state.num_updates.fill_(source.num_updates)
+        if state.loss_scale is not None and source.loss_scale is not None:
+            scale, good_updates = source.loss_scale
+            state.loss_scale.scale.fill_(scale)
+            state.loss_scale.good_updates.fill_(good_updates)
+        state.optimizer.set_step(state.num_updates)
         return state
 
     def _empty_state(self) -> TrainState:
@@ -140,12 +152,13 @@ class TorchBackend:
             loss_scale=loss_scale.initial(self.policy.loss_scale, self.device),
         )
 
-    def save(self, state: TrainState, directory: Path) -> None:
-        checkpoint.save(tensors(state), directory)
+    def save(self, state: TrainState, directory: Path) -> Callable[[], None]:
+        return checkpoint.save(flat(tensors(state)) | scalars(state), directory, self.replicas.group)
 
     def restore(self, directory: Path) -> TrainState:
         state = self._empty_state()
-        checkpoint.restore(tensors(state), directory)
+        checkpoint.restore(flat(tensors(state)) | scalars(state), directory)
+        state.optimizer.set_step(state.num_updates)
         return state
 
     def export_arrays(self, state: TrainState) -> Iterator[tuple[str, np.ndarray]]:

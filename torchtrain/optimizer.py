@@ -17,6 +17,9 @@ from torchtrain.offload import host_zeros
 from torchtrain.precision import Dtypes
 from torchtrain.weights import parameter_name
 
+_NAMES = {"first_moment": "exp_avg", "second_moment": "exp_avg_sq", "momentum": "momentum_buffer"}
+"""How ``torch.optim`` calls a moment, by its role."""
+
 
 class Optimizer:
     """``torch.optim``'s update for every parameter, and the moments that it needs.
@@ -38,12 +41,15 @@ class Optimizer:
         }
         # The moments are made here, for two reasons: a checkpoint can fill them before the first step, and the fused
         # SGD, which makes its own in the first step, leaves them uninitialised when that step is skipped.
+        self.roles = _roles(config)
         self.moments = {p: self._zeros(p, dtypes.optimizer_state, on_host) for p in named.values()}
+        self.steps = {p: torch.zeros((), dtype=torch.float32, device=p.device) for p in named.values()}
+        """Completed updates, once for each parameter, as the fused kernels want it."""
         self.fused: torch.optim.Optimizer | None = None
         if not on_host and dtypes.parameters == dtypes.optimizer_state == dtypes.accumulate:
             self.fused = self._torch_optimizer(list(named.values()))
             for parameter, moments in self.moments.items():
-                self.fused.state[parameter] = moments
+                self.fused.state[parameter] = self._state(parameter, moments)
 
     def step(self, gradients: Mapping[nn.Parameter, torch.Tensor], finite: torch.Tensor) -> None:
         """Update the parameters, or leave them and the moments alone where ``finite`` is false.
@@ -58,16 +64,25 @@ class Optimizer:
             raised.grad = gradient
             one = self._torch_optimizer([raised], self.decay[parameter])
             kept = self.moments[parameter]
-            one.state[raised] = {name: self._raised(name, moment, parameter) for name, moment in kept.items()}
+            one.state[raised] = self._state(parameter, {role: self._raised(kept[role], parameter) for role in kept})
             _run(one, finite)
-            for name, moment in one.state[raised].items():
-                kept[name].copy_(moment)
+            for role, moment in kept.items():
+                moment.copy_(one.state[raised][_NAMES[role]])
             parameter.detach().copy_(raised.detach())
 
-    def _raised(self, name: str, moment: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    def set_step(self, num_updates: torch.Tensor) -> None:
+        """Go on after so many completed updates."""
+        for step in self.steps.values():
+            step.copy_(num_updates)
+
+    def _state(self, parameter: nn.Parameter, moments: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What ``torch.optim`` keeps for a parameter."""
+        named = {_NAMES[role]: moment for role, moment in moments.items()}
+        return named | {"step": self.steps[parameter]} if isinstance(self.config, AdamW) else named
+
+    def _raised(self, moment: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
         """A moment as the arithmetic wants it, in memory of its own."""
-        dtype = moment.dtype if name == "step" else self.arithmetic
-        return moment.to(device=parameter.device, dtype=dtype, copy=True)
+        return moment.to(device=parameter.device, dtype=self.arithmetic, copy=True)
 
     def _torch_optimizer(self, parameters: list[nn.Parameter], decay: float | None = None) -> torch.optim.Optimizer:
         """In one group for each decay, or with the given decay."""
@@ -87,10 +102,13 @@ class Optimizer:
                 return host_zeros(parameter, dtype)
             return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
-        if isinstance(self.config, AdamW):
-            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            return {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
-        return {"momentum_buffer": zeros()} if self.config.momentum else {}
+        return {role: zeros() for role in self.roles}
+
+
+def _roles(config: AdamW | SGD) -> tuple[str, ...]:
+    if isinstance(config, AdamW):
+        return "first_moment", "second_moment"
+    return ("momentum",) if config.momentum else ()
 
 
 def _run(optimizer: torch.optim.Optimizer, finite: torch.Tensor) -> None:

@@ -38,6 +38,9 @@ class Replicas:
     count: int = 1
     sending: bool = True
     """False for a step that one process tries by itself: its sums take the same memory, and miss the others' parts."""
+    group: dist.ProcessGroup | None = None
+    """All of them once more, for the threads that write a checkpoint: what they say to each other may not come between
+    the collectives of a step. None for one process."""
 
     @staticmethod
     def of(parallel: Parallel) -> Replicas:
@@ -53,7 +56,7 @@ class Replicas:
                 f"python -m torch.distributed.run --nproc-per-node {parallel.data} -m torchtrain, or set "
                 f"parallel.data={count}"
             )
-        return Replicas(index, count)
+        return Replicas(index, count, group=dist.new_group(backend="gloo", timeout=WORKING) if count > 1 else None)
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, which now holds the sum over all replicas."""
@@ -74,6 +77,14 @@ class Replicas:
     def any(self, wish: bool) -> bool:
         """Whether any replica has the wish; asked between hosts, so that no accelerator is waited for."""
         return wish if self.count == 1 else bool(self.sum_(torch.tensor(int(wish))).item())
+
+    def from_first(self, number: int) -> int:
+        """The number that the first replica has."""
+        if self.count == 1:
+            return number
+        told = torch.tensor(number)
+        dist.broadcast(told, src=0)
+        return int(told.item())
 
 
 def _buckets(tensors: Iterable[torch.Tensor], itemsize: int) -> Iterator[list[torch.Tensor]]:

@@ -1,9 +1,9 @@
-"""What a run of PyTorch carries from step to step."""
+"""What a run of PyTorch carries from step to step, and the roles that its tensors have."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -27,16 +27,25 @@ class TrainState:
         return list(self.model.parameters())
 
 
-def tensors(state: TrainState) -> dict[str, Any]:
-    """All tensors of the state under flat names; filling them in place restores it."""
-    found: dict[str, Any] = {"num_updates": state.num_updates}
-    for name, parameter in state.model.named_parameters():
-        found[f"parameters.{name}"] = parameter.detach()
-        for kind, moment in state.optimizer.moments[parameter].items():
-            found[f"optimizer.{kind}.{name}"] = moment
-        if state.average is not None:
-            found[f"average.{name}"] = state.average[name]
-    if state.loss_scale is not None:
-        found["loss_scale.scale"] = state.loss_scale.scale
-        found["loss_scale.good_updates"] = state.loss_scale.good_updates
+def tensors(state: TrainState) -> dict[str, dict[str, torch.Tensor]]:
+    """The state's large tensors by role and name of the parameter; filling them in place changes the state."""
+    named = dict(state.model.named_parameters())
+    found = {"parameters": {name: parameter.detach() for name, parameter in named.items()}}
+    for role in state.optimizer.roles:
+        found[role] = {name: state.optimizer.moments[parameter][role] for name, parameter in named.items()}
+    if state.average is not None:
+        found["average"] = state.average
     return found
+
+
+def scalars(state: TrainState) -> dict[str, torch.Tensor]:
+    """The rest of it, likewise."""
+    found = {"num_updates": state.num_updates}
+    if state.loss_scale is not None:
+        found |= {"loss_scale": state.loss_scale.scale, "good_updates": state.loss_scale.good_updates}
+    return found
+
+
+def flat(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Tensors under one name each, as a checkpoint has them."""
+    return {f"{role}.{name}": tensor for role, named in tensors.items() for name, tensor in named.items()}

@@ -8,8 +8,9 @@ Shapes: B rows, T positions, C hidden size, H heads, K key/value heads, D head s
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,11 +46,11 @@ class Execution:
 class Norm(nnx.Module):
     """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016), two passes, in the islands' dtype."""
 
-    def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...] = ()):
+    def __init__(self, spec: ModelSpec, run: Execution, size: int, layers: tuple[int, ...] = ()):
         self.spec, self.run = spec, run
-        self.scale = nnx.Param(jnp.ones((*layers, spec.hidden_size), run.dtypes.parameters))
+        self.scale = nnx.Param(jnp.ones((*layers, size), run.dtypes.parameters))
         if spec.norm == "layernorm":
-            self.bias = nnx.Param(jnp.zeros((*layers, spec.hidden_size), run.dtypes.parameters))
+            self.bias = nnx.Param(jnp.zeros((*layers, size), run.dtypes.parameters))
 
     def __call__(self, x_BTC: jax.Array) -> jax.Array:
         dtype = self.run.dtypes.islands
@@ -57,7 +58,8 @@ class Norm(nnx.Module):
         if self.spec.norm == "layernorm":
             y_BTC = y_BTC - jnp.mean(y_BTC, axis=-1, keepdims=True)
         y_BTC = y_BTC * jax.lax.rsqrt(jnp.mean(jnp.square(y_BTC), axis=-1, keepdims=True) + self.spec.norm_eps)
-        y_BTC = y_BTC * self.scale[...].astype(dtype)
+        scale = self.scale[...].astype(dtype)
+        y_BTC = y_BTC * (scale + self.spec.norm_offset if self.spec.norm_offset else scale)
         if self.spec.norm == "layernorm":
             y_BTC = y_BTC + self.bias[...].astype(dtype)
         return y_BTC.astype(self.run.dtypes.compute)
@@ -103,6 +105,9 @@ class SelfAttention(nnx.Module):
         self.k = Linear(spec.hidden_size, key_size, spec.biases, run, layers)
         self.v = Linear(spec.hidden_size, key_size, spec.biases, run, layers)
         self.out = Linear(query_size, spec.hidden_size, spec.biases, run, layers)
+        if spec.qk_norm:
+            self.q_norm = Norm(spec, run, spec.head_dim, layers)
+            self.k_norm = Norm(spec, run, spec.head_dim, layers)
 
     def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
         B, T, _ = x_BTC.shape
@@ -110,29 +115,37 @@ class SelfAttention(nnx.Module):
             named(name, x).reshape(B, T, -1, self.spec.head_dim)
             for name, x in zip("qkv", side_by_side(x_BTC, (self.q, self.k, self.v), GROUPS[0]), strict=True)
         )
+        if self.spec.qk_norm:
+            q_BTHD, k_BTKD = record("q_norm", self.q_norm(q_BTHD)), record("k_norm", self.k_norm(k_BTKD))
         if rotation is not None:
             q_BTHD, k_BTKD = rotation(q_BTHD), rotation(k_BTKD)
         context_BTHD = record("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT))
         return named("out", self.out(context_BTHD.reshape(B, T, -1)))
 
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
 class FeedForward(nnx.Module):
-    """SwiGLU (Shazeer 2020) or GELU by name (Hendrycks & Gimpel 2016)."""
+    """SwiGLU or GeGLU (Shazeer 2020), or GELU by name (Hendrycks & Gimpel 2016)."""
 
     def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...]):
-        self.activation = spec.activation
-        if spec.activation == "silu_gated":
+        self.gated, self.activate = spec.gated, ACTIVATIONS[spec.activation]
+        if spec.gated:
             self.gate = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run, layers)
         self.up = Linear(spec.hidden_size, spec.intermediate_size, spec.biases, run, layers)
         self.down = Linear(spec.intermediate_size, spec.hidden_size, spec.biases, run, layers)
 
     def __call__(self, x_BTC: jax.Array) -> jax.Array:
-        if self.activation == "silu_gated":
+        if self.gated:
             gate_BTF, up_BTF = side_by_side(x_BTC, (self.gate, self.up), GROUPS[1])
-            inner_BTF = jax.nn.silu(named("gate", gate_BTF)) * named("up", up_BTF)
+            inner_BTF = self.activate(named("gate", gate_BTF)) * named("up", up_BTF)
         else:
-            up_BTF = named("up", self.up(x_BTC))
-            inner_BTF = jax.nn.gelu(up_BTF, approximate=self.activation == "gelu_tanh")
+            inner_BTF = self.activate(named("up", self.up(x_BTC)))
         return named("down", self.down(inner_BTF))
 
 
@@ -140,9 +153,9 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, spec: ModelSpec, run: Execution, layers: tuple[int, ...]):
-        self.attention_norm = Norm(spec, run, layers)
+        self.attention_norm = Norm(spec, run, spec.hidden_size, layers)
         self.attention = SelfAttention(spec, run, layers)
-        self.mlp_norm = Norm(spec, run, layers)
+        self.mlp_norm = Norm(spec, run, spec.hidden_size, layers)
         self.mlp = FeedForward(spec, run, layers)
 
     def __call__(
@@ -165,13 +178,15 @@ class Embedding(nnx.Module):
     """Token table and, where the family has them, learned positions."""
 
     def __init__(self, spec: ModelSpec, run: Execution):
-        self.run, self.learned = run, spec.max_positions is not None
+        self.run, self.scale, self.learned = run, spec.embedding_scale, spec.max_positions is not None
         self.tokens = nnx.Param(jnp.zeros((spec.vocab_size, spec.hidden_size), run.dtypes.parameters))
         if spec.max_positions is not None:
             self.positions = nnx.Param(jnp.zeros((spec.max_positions, spec.hidden_size), run.dtypes.parameters))
 
     def __call__(self, tokens_BT: jax.Array, positions_BT: jax.Array | None) -> jax.Array:
         x_BTC = self.tokens[...][tokens_BT]
+        if self.scale != 1.0:
+            x_BTC = x_BTC * self.scale
         if self.learned:
             table = self.positions[...]
             x_BTC = x_BTC + (table[: tokens_BT.shape[1]] if positions_BT is None else table[positions_BT])
@@ -190,7 +205,8 @@ class Rotation:
         """The rotation for a batch of that length; None for a family without rotary positions."""
         if spec.rope_theta is None:
             return None
-        cos, sin = (jnp.asarray(table, dtype) for table in rope_table(length, spec.head_dim, spec.rope_theta))
+        tables = rope_table(length, spec.head_dim, spec.rope_theta, spec.rope_scaling)
+        cos, sin = (jnp.asarray(table, dtype) for table in tables)
         if positions_BT is None:
             return cls(cos[None], sin[None])
         return cls(cos[positions_BT], sin[positions_BT])
@@ -215,7 +231,7 @@ class Transformer(nnx.Module):
         self.spec, self.run = spec, run
         self.embedding = Embedding(spec, run)
         self.layers = Block(spec, run, (spec.num_layers,))
-        self.final_norm = Norm(spec, run)
+        self.final_norm = Norm(spec, run, spec.hidden_size)
         if not spec.tied:
             self.head = Linear(spec.hidden_size, spec.vocab_size, False, run)
 

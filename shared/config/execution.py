@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
-from shared.config.section import Bytes, PositiveInt, Section
+from shared.config.section import Bytes, NonNegativeInt, PositiveInt, Section
 
 
 class Accumulation(Section):
@@ -99,12 +99,35 @@ class Execution(Section):
 
 
 class Checkpoint(Section):
-    """When the state is written to the run directory. The state at the end, or at an interrupt, is always written."""
+    """When the state is written to the run directory, while training goes on. The state at the end, or at an interrupt,
+    is always written."""
 
     every: PositiveInt | None = None
-    """Steps between checkpoints; null for only the last."""
+    """Steps between checkpoints; null for none by steps."""
+    every_minutes: PositiveFloat | None = None
+    """Minutes between checkpoints; null for none by time. May be given beside ``every``."""
     keep: PositiveInt = 2
     """Number of newest checkpoints to keep."""
+    keep_every: PositiveInt | None = None
+    """Keep also those of every step that this divides; null for none."""
+    keep_best: NonNegativeInt = 0
+    """Keep also so many with the lowest held-out loss, of those saved at a step with an evaluation."""
+
+
+class Nonfinite(Section):
+    """What happens when a loss or a gradient is not finite (and, with loss scaling, more than the scale overflowed).
+
+    Such an update is always left out, and the rows of its batch are written to the run directory. ``stop`` ends the
+    run. ``skip`` goes on without the update. ``rewind`` goes back to the newest checkpoint and trains the same steps
+    again, which heals a fault of the machine; where the same step fails again, the run stops. The bare word is short
+    for ``policy``."""
+
+    shorthand = "policy"
+
+    policy: Literal["stop", "skip", "rewind"] = "stop"
+    """What to do."""
+    limit: PositiveInt = 10
+    """Such updates after which a process stops, whatever the policy."""
 
 
 class Evaluation(Section):

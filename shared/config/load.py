@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WHOLE: tuple[KeyPath, ...] = (("remat",),)
 """Sections of which one setting excludes another: what a target gives replaces what the file gives as a whole."""
 
-SHORTHANDS: dict[KeyPath, str] = {("precision",): "preset"}
+SHORTHANDS: dict[KeyPath, str] = {("precision",): "preset", ("nonfinite",): "policy"}
 """Sections that an override may complete where the file has a word: ``precision: bfloat16`` and then
 ``precision.logits=float32``."""
 

@@ -10,8 +10,10 @@ from shared.config.section import Fraction, PositiveInt, Section
 
 
 class Decoder(Section):
-    """What the two families of decoder-only transformers have in common; names are Hugging Face's."""
+    """What the families of decoder-only transformers have in common; names are Hugging Face's."""
 
+    family: str
+    """Model family."""
     vocab_size: PositiveInt
     """Rows of the embedding table; at least the tokenizer's vocabulary."""
     hidden_size: PositiveInt
@@ -29,11 +31,9 @@ class Decoder(Section):
     """Standard deviation of the initial weights (of the result, not of a distribution truncated afterwards)."""
 
 
-class Llama(Decoder):
-    """Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
+class RotaryDecoder(Decoder):
+    """RMSNorm, rotary positions, grouped-query attention, a gated feed-forward block, no biases."""
 
-    family: Literal["llama"]
-    """Model family."""
     num_key_value_heads: PositiveInt
     """Number of key and value heads; divides ``num_attention_heads``."""
     head_dim: PositiveInt | None = None
@@ -46,7 +46,7 @@ class Llama(Decoder):
     """Whether the output head is the embedding table itself."""
 
     @model_validator(mode="after")
-    def _heads(self) -> Llama:
+    def _heads(self) -> RotaryDecoder:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads ({self.num_key_value_heads}) must divide "
@@ -57,11 +57,61 @@ class Llama(Decoder):
                 f"num_attention_heads ({self.num_attention_heads}) must divide hidden_size ({self.hidden_size}), "
                 "or head_dim must be given"
             )
-        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
-        if head_dim % 2:
+        if self.width_of_head % 2:
             name = "head_dim" if self.head_dim else "hidden_size / num_attention_heads"
-            raise ValueError(f"{name} ({head_dim}) must be even: rotary positions turn pairs of elements")
+            raise ValueError(f"{name} ({self.width_of_head}) must be even: rotary positions turn pairs of elements")
         return self
+
+    @property
+    def width_of_head(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+class RopeScaling(Section):
+    """Slower rotation for positions beyond those of the first training; see :mod:`shared.models.rope`."""
+
+    rope_type: Literal["llama3"]
+    """The rule: that of Llama 3.1 and later."""
+    factor: PositiveFloat
+    """How much slower the slow frequencies turn."""
+    low_freq_factor: PositiveFloat
+    """Frequencies with fewer turns than this within the original length are slowed down by the whole factor."""
+    high_freq_factor: PositiveFloat
+    """Frequencies with more turns than this are left alone; above ``low_freq_factor``."""
+    original_max_position_embeddings: PositiveInt
+    """Length of the first training's sequences."""
+
+    @model_validator(mode="after")
+    def _between(self) -> RopeScaling:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor ({self.high_freq_factor:g}) must be above low_freq_factor ({self.low_freq_factor:g})"
+            )
+        return self
+
+
+class Llama(RotaryDecoder):
+    """Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases."""
+
+    family: Literal["llama"]
+    """Model family."""
+    rope_scaling: RopeScaling | None = None
+    """Llama 3's scaling of the rotary frequencies; null for none."""
+
+
+class Qwen3(RotaryDecoder):
+    """Qwen3: Llama, with an RMSNorm over each head's queries and keys."""
+
+    family: Literal["qwen3"]
+    """Model family."""
+
+
+class Gemma(RotaryDecoder):
+    """Gemma (the first): Llama, with a GELU gate, norms whose weights are differences from 1, and embeddings multiplied
+    by the square root of ``hidden_size``."""
+
+    family: Literal["gemma"]
+    """Model family."""
 
 
 class GPT2(Decoder):
@@ -85,4 +135,4 @@ class GPT2(Decoder):
         return self
 
 
-Model = Annotated[Llama | GPT2, Field(discriminator="family")]
+Model = Annotated[Llama | Qwen3 | Gemma | GPT2, Field(discriminator="family")]

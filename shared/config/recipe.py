@@ -23,14 +23,17 @@ LOCATIONS: dict[str, Any] = {"cache_dir": True, "source": {"files"}, "tokenizer"
 
 def recipe_of(config: Config) -> dict[str, Any]:
     """The recipe as plain JSON data."""
+    from shared.config.model import RotaryDecoder
     from shared.config.precision import roles
 
     recipe = config.model_dump(mode="json", include=set(IDENTITY), exclude={"data": LOCATIONS})
     scale = roles(config.precision)["loss_scale"]
     recipe["precision"] = roles(config.precision) | {"loss_scale": scale and scale.model_dump(mode="json")}
     model = recipe["model"]
-    if model["family"] == "llama" and model["head_dim"] is None:
-        model["head_dim"] = model["hidden_size"] // model["num_attention_heads"]
+    if isinstance(config.model, RotaryDecoder):
+        model["head_dim"] = config.model.width_of_head
+    if model.get("rope_scaling", ...) is None:  # so that recipes from before it have the hash that they had
+        del model["rope_scaling"]
     without_signed_zeros: dict[str, Any] = _add_zero(recipe)
     return without_signed_zeros
 
@@ -39,6 +42,15 @@ def recipe_hash(config: Config) -> str:
     """16 hex digits that two configs share exactly when their recipes are equal."""
     canonical = json.dumps(recipe_of(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()[:16]
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> str:
+    """Where two recipes part first, as ``batch.global_batch was 16, is 32``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                return first_difference(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    return f"{path} was {old}, is {new}"
 
 
 def _add_zero(value: Any) -> Any:

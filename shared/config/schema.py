@@ -36,13 +36,14 @@ from shared.config.execution import (
     Execution,
     JaxExecution,
     Logging,
+    Nonfinite,
     Offload,
     Parallel,
     Remat,
     TensorName,
     TorchExecution,
 )
-from shared.config.model import GPT2, Decoder, Llama, Model
+from shared.config.model import GPT2, Decoder, Gemma, Llama, Model, Qwen3, RopeScaling, RotaryDecoder
 from shared.config.optimization import (
     SGD,
     AdamW,
@@ -78,6 +79,7 @@ __all__ = [
     "Execution",
     "FileTokenizer",
     "GPT2Tokenizer",
+    "Gemma",
     "HuggingFaceSource",
     "JaxExecution",
     "JsonLinesSource",
@@ -85,12 +87,16 @@ __all__ = [
     "Logging",
     "LossScale",
     "Model",
+    "Nonfinite",
     "Offload",
     "Optimizer",
     "Parallel",
     "ParquetSource",
     "Precision",
+    "Qwen3",
     "Remat",
+    "RopeScaling",
+    "RotaryDecoder",
     "Schedule",
     "Section",
     "Source",
@@ -119,6 +125,8 @@ class TargetOverrides(Section):
     """See ``execution``."""
     checkpoint: Checkpoint | None = None
     """See ``checkpoint``."""
+    nonfinite: Nonfinite | None = None
+    """See ``nonfinite``."""
     evaluation: Evaluation | None = None
     """See ``evaluation``."""
     logging: Logging | None = None
@@ -154,6 +162,8 @@ class Config(Section):
     """Kernels and compilers."""
     checkpoint: Checkpoint = Checkpoint()
     """When the state is saved."""
+    nonfinite: Nonfinite = Nonfinite()
+    """What happens when a loss or a gradient is not finite."""
     evaluation: Evaluation = Evaluation()
     """When the held-out loss is measured."""
     logging: Logging = Logging()

@@ -137,6 +137,14 @@ class Data:
         start = step_of_epoch * self.global_batch + process * share
         return self._train.gather(self._order.rows(epoch, start, start + share))
 
+    def described_rows(self, step: int) -> list[dict[str, Any]]:
+        """The rows of global batch ``step`` for a person: ``row``, its number in the training split, and ``text``."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        start = step_of_epoch * self.global_batch
+        rows = self._order.rows(epoch, start, start + self.global_batch)
+        texts = (self.tokenizer.decode(tokens) for tokens in self._train.gather(rows).tokens)
+        return [{"row": int(row), "text": text} for row, text in zip(rows, texts, strict=True)]
+
     def held_out_batches(self, max_rows: int | None = None) -> Iterator[Batch]:
         """The first ``max_rows`` (or all) held-out rows of an order that never changes, in batches of the global size.
         Rows of the last batch beyond the end are wholly masked."""

@@ -1,6 +1,6 @@
 """What a decoder-only transformer is, before any framework builds it.
 
-Both families (:mod:`shared.models.llama`, :mod:`shared.models.gpt2`) are described by one :class:`ModelSpec`, so a
+All families (:mod:`shared.models.llama`, :mod:`shared.models.gpt2`) are described by one :class:`ModelSpec`, so a
 backend has one transformer that reads it, not one class a family. A family adds only its list of
 :class:`Parameter`: the names and layouts under which Hugging Face knows the weights (*canonical*), how each is drawn,
 and which *slots* of the backends' transformer its numbers fill.
@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu_gated", "gelu_tanh", "gelu_erf"]
+from shared.config.schema import RopeScaling
+
+Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,20 @@ class ModelSpec:
     head_dim: int
     norm: Literal["rmsnorm", "layernorm"]
     norm_eps: float
+    norm_offset: float
+    """What is added to a norm's weight before it multiplies."""
+    qk_norm: bool
+    """Whether each head's queries and keys are normalised before they are turned."""
+    embedding_scale: float
+    """What the token embeddings are multiplied by."""
     rope_theta: float | None
     """Base of the rotary frequencies, or None for learned positions."""
+    rope_scaling: RopeScaling | None
     max_positions: int | None
     """Rows of the learned position table, or None for rotary positions."""
     activation: Activation
+    gated: bool
+    """Whether the activated half of the feed-forward block multiplies another."""
     biases: bool
     tied: bool
     """Whether the output head is the embedding table."""

@@ -157,7 +157,7 @@ MUTANTS = (
         "Average of the parameters",
         "torch",
         "torchtrain.backend",
-        "tensor.copy_(state.model.get_parameter(name).detach())",
+        'tensor.copy_(found["parameters"][name])',
         "tensor.zero_()",
     ),
     Mutant(
@@ -336,7 +336,7 @@ MUTANTS = (
         "GELU",
         "torch",
         "torchtrain.models.transformer",
-        "approximate=self.gelu",
+        'approximate="tanh"',
         'approximate="none"',
     ),
     Mutant(
@@ -360,8 +360,8 @@ MUTANTS = (
         "Rotary angles",
         "jax",
         "jaxtrain.models.transformer",
-        "(jnp.asarray(table, dtype) for table in rope_table(",
-        "(jnp.asarray(table, jnp.bfloat16).astype(dtype) for table in rope_table(",
+        "(jnp.asarray(table, dtype) for table in tables)",
+        "(jnp.asarray(table, jnp.bfloat16).astype(dtype) for table in tables)",
     ),
     Mutant(
         "scores scaled by the hidden size",
@@ -409,8 +409,8 @@ MUTANTS = (
         "Execution settings",
         "torch",
         "torchtrain.optimizer",
-        "                kept[name].copy_(moment)",
-        "                kept[name].copy_(kept[name])",
+        "moment.copy_(one.state[raised][_NAMES[role]])",
+        "moment.copy_(moment)",
     ),
     Mutant(
         "a recomputed block that skips its input",
@@ -506,8 +506,8 @@ MUTANTS = (
         "Resuming",
         "torch",
         "torchtrain.state",
-        '            found[f"optimizer.{kind}.{name}"] = moment\n',
-        '            found[f"optimizer.{kind}.{name}"] = moment.clone()\n',
+        "{name: state.optimizer.moments[parameter][role] for",
+        "{name: state.optimizer.moments[parameter][role].clone() for",
     ),
     # ----------------------------------------------------------------------------------------------------- precision
     Mutant(

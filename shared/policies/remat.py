@@ -119,7 +119,7 @@ def _within(config: Config, spec: ModelSpec, rows: int, budget: int, fused_atten
 
 def block_names(spec: ModelSpec) -> tuple[str, ...]:
     """The names that this family's blocks have."""
-    return tuple(name for name in NAMES if name != "gate" or spec.activation == "silu_gated")
+    return tuple(name for name in NAMES if name != "gate" or spec.gated)
 
 
 def width(spec: ModelSpec, name: str) -> int:

@@ -33,7 +33,7 @@ class Kept(Trainer):
 
     kept: tuple[Any, int] | None = None
 
-    def _save(self, state: Any, step: int) -> None:
+    def _save(self, state: Any, step: int, evaluated: dict[str, float] | None) -> None:
         self.kept = state, step
 
 
@@ -43,7 +43,7 @@ class Framework:
     def __init__(self, config: Any, backend: Any, data: Any, folder: Path):
         directory = RunDirectory(folder)
         recorder = Recorder(directory, config.schedule.steps, tensorboard=True, quiet=True)
-        checkpoints = Checkpoints(directory.checkpoints, keep=1)
+        checkpoints = Checkpoints(directory.checkpoints, config.checkpoint)
         self.trainer = Kept(config, backend, data, recorder, checkpoints, {}, Interrupt())
 
     def seconds_per_token(self, steps: int) -> float:

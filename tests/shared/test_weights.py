@@ -11,12 +11,12 @@ from shared import weights
 from shared.initialization import initial_value
 from shared.models import Piece, model_spec
 from tests import backends
-from tests.recipes import GPT2, LLAMA, recipe
+from tests.recipes import GPT2, LLAMA, MODELS, recipe
 
-MODELS = pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+FAMILIES = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
-@MODELS
+@FAMILIES
 def test_slots_put_together_give_the_canonical_array(model: dict[str, Any]) -> None:
     spec = model_spec(recipe(model=model).model)
     slots: dict[Piece, np.ndarray] = {}
@@ -39,7 +39,7 @@ def test_gpt2_splits_c_attn_into_query_key_and_value_by_columns() -> None:
         assert np.array_equal(part, expected)
 
 
-@MODELS
+@FAMILIES
 @pytest.mark.parametrize("name", backends.BACKENDS)
 def test_a_backend_exports_the_initial_weights_bit_for_bit(name: str, model: dict[str, Any]) -> None:
     config = recipe(model=model)
@@ -51,7 +51,7 @@ def test_a_backend_exports_the_initial_weights_bit_for_bit(name: str, model: dic
         assert np.array_equal(exported[parameter.name], initial_value(parameter, config.seed))
 
 
-@MODELS
+@FAMILIES
 def test_the_number_of_parameters_counts_a_tied_table_once(model: dict[str, Any]) -> None:
     spec = model_spec(recipe(model=model).model)
     sizes = [np.prod(parameter.shape) for parameter in spec.parameters]

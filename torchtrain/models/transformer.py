@@ -7,6 +7,8 @@ Shapes: B rows, T positions, C hidden size, H heads, K key/value heads, D head s
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,16 +43,18 @@ class Execution:
 class Norm(nn.Module):
     """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016), two passes, in the islands' dtype."""
 
-    def __init__(self, spec: ModelSpec, run: Execution):
+    def __init__(self, spec: ModelSpec, run: Execution, size: int):
         super().__init__()
-        self.eps, self.run, self.centred = spec.norm_eps, run, spec.norm == "layernorm"
-        self.scale = nn.Parameter(torch.ones(spec.hidden_size, dtype=run.dtypes.parameters))
+        self.eps, self.run, self.centred, self.offset = spec.norm_eps, run, spec.norm == "layernorm", spec.norm_offset
+        self.scale = nn.Parameter(torch.ones(size, dtype=run.dtypes.parameters))
         if self.centred:
-            self.bias = nn.Parameter(torch.zeros(spec.hidden_size, dtype=run.dtypes.parameters))
+            self.bias = nn.Parameter(torch.zeros(size, dtype=run.dtypes.parameters))
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
         dtype, shape = self.run.dtypes.islands, x_BTC.shape[-1:]
         x_BTC, scale = x_BTC.to(dtype), self.scale.to(dtype)
+        if self.offset:
+            scale = scale + self.offset
         if self.centred:
             y_BTC = F.layer_norm(x_BTC, shape, scale, self.bias.to(dtype), self.eps)
         else:
@@ -84,34 +88,46 @@ class SelfAttention(nn.Module):
         self.k = Linear("k", spec.hidden_size, key_size, spec.biases, run)
         self.v = Linear("v", spec.hidden_size, key_size, spec.biases, run)
         self.out = Linear("out", query_size, spec.hidden_size, spec.biases, run)
+        if spec.qk_norm:
+            self.q_norm = Norm(spec, run, spec.head_dim)
+            self.k_norm = Norm(spec, run, spec.head_dim)
 
     def forward(self, x_BTC: torch.Tensor, rotation: Rotation | None, visible_BTT: torch.Tensor | None) -> torch.Tensor:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTKD, v_BTKD = (
             project(x_BTC).view(B, T, -1, self.spec.head_dim) for project in (self.q, self.k, self.v)
         )
+        if self.spec.qk_norm:
+            q_BTHD, k_BTKD = record("q_norm", self.q_norm(q_BTHD)), record("k_norm", self.k_norm(k_BTKD))
         if rotation is not None:
             q_BTHD, k_BTKD = rotate(q_BTHD, rotation), rotate(k_BTKD, rotation)
         context_BTHD = record("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, visible_BTT))
         return self.out(context_BTHD.reshape(B, T, -1))
 
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "gelu_erf": F.gelu,
+}
+
+
 class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020) or GELU by name (Hendrycks & Gimpel 2016)."""
+    """SwiGLU or GeGLU (Shazeer 2020), or GELU by name (Hendrycks & Gimpel 2016)."""
 
     def __init__(self, spec: ModelSpec, run: Execution):
         super().__init__()
         self.gate = None
-        if spec.activation == "silu_gated":
+        if spec.gated:
             self.gate = Linear("gate", spec.hidden_size, spec.intermediate_size, spec.biases, run)
         self.up = Linear("up", spec.hidden_size, spec.intermediate_size, spec.biases, run)
         self.down = Linear("down", spec.intermediate_size, spec.hidden_size, spec.biases, run)
-        self.gelu = "tanh" if spec.activation == "gelu_tanh" else "none"
+        self.activate = ACTIVATIONS[spec.activation]
 
     def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
-        return self.down(F.gelu(self.up(x_BTC), approximate=self.gelu))
+            return self.down(self.activate(self.gate(x_BTC)) * self.up(x_BTC))
+        return self.down(self.activate(self.up(x_BTC)))
 
 
 class Block(nn.Module):
@@ -120,9 +136,9 @@ class Block(nn.Module):
     def __init__(self, spec: ModelSpec, run: Execution, layer: int):
         super().__init__()
         self.dropout_keys = {name: dropout_key(run.seed, name, layer) for name in IN_BLOCKS}
-        self.attention_norm = Norm(spec, run)
+        self.attention_norm = Norm(spec, run, spec.hidden_size)
         self.attention = SelfAttention(spec, run)
-        self.mlp_norm = Norm(spec, run)
+        self.mlp_norm = Norm(spec, run, spec.hidden_size)
         self.mlp = FeedForward(spec, run)
 
     def forward(
@@ -143,7 +159,7 @@ class Embedding(nn.Module):
 
     def __init__(self, spec: ModelSpec, run: Execution):
         super().__init__()
-        self.run = run
+        self.run, self.scale = run, spec.embedding_scale
         self.tokens = nn.Parameter(torch.zeros(spec.vocab_size, spec.hidden_size, dtype=run.dtypes.parameters))
         self.positions = None
         if spec.max_positions is not None:
@@ -152,6 +168,8 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor | None) -> torch.Tensor:
         x_BTC = F.embedding(tokens_BT, self.tokens)
+        if self.scale != 1.0:
+            x_BTC = x_BTC * self.scale
         if self.positions is not None:
             T = tokens_BT.shape[1]
             x_BTC = x_BTC + (self.positions[:T] if positions_BT is None else F.embedding(positions_BT, self.positions))
@@ -184,12 +202,11 @@ class Transformer(nn.Module):
         self.spec, self.run = spec, run
         self.embedding = Embedding(spec, run)
         self.layers = nn.ModuleList(Block(spec, run, layer) for layer in range(spec.num_layers))
-        self.final_norm = Norm(spec, run)
+        self.final_norm = Norm(spec, run, spec.hidden_size)
         self.head = None if spec.tied else Linear("logits", spec.hidden_size, spec.vocab_size, False, run)
         if spec.rope_theta is not None:
-            for name, table in zip(
-                ("cos", "sin"), rope_table(sequence_length, spec.head_dim, spec.rope_theta), strict=True
-            ):
+            tables = rope_table(sequence_length, spec.head_dim, spec.rope_theta, spec.rope_scaling)
+            for name, table in zip(("cos", "sin"), tables, strict=True):
                 self.register_buffer(name, torch.tensor(table, dtype=run.dtypes.islands), persistent=False)
         blocks = (torch.compile(block) if run.compile else block for block in self.layers)
         self._apply_blocks = [

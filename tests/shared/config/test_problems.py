@@ -31,6 +31,9 @@ LLAMA = """\
 """
 
 
+FAMILIES = "valid choices: gemma, gpt2, llama, qwen3"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -44,9 +47,9 @@ LLAMA = """\
             "20: optimizer.beta1 is missing; name 'adamw' needs it (and 1 more)",
         ),
         ("family: llama", "family: lama", "4: model.family cannot be 'lama'; did you mean 'llama'?"),
-        ("family: llama", "family: 3", "4: model.family cannot be the number 3; valid choices: gpt2, llama"),
+        ("family: llama", "family: 3", f"4: model.family cannot be the number 3; {FAMILIES}"),
         ("family: llama", "famly: llama", "4: model.famly is not a known key; did you mean 'family'?"),
-        ("  family: llama\n", "", "3: model.family is missing; valid choices: gpt2, llama"),
+        ("  family: llama\n", "", f"3: model.family is missing; {FAMILIES}"),
         ("kind: bytes", "kind: byte", "17: data.tokenizer.kind cannot be 'byte'; did you mean 'bytes'?"),
         ("{kind: bytes}", "bytes", "17: data.tokenizer must be a section of 'key: value' lines; got the text 'bytes'"),
         ("hidden_size: 128", "hidden_size: '128'", "6: model.hidden_size must be a whole number; got the text '128'"),

@@ -5,13 +5,27 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from shared.config.schema import GPT2, SGD, AdamW, Batch, Config, CosineSchedule, Llama, WSDSchedule
+from shared.config.schema import (
+    GPT2,
+    SGD,
+    AdamW,
+    Batch,
+    Config,
+    CosineSchedule,
+    Gemma,
+    Llama,
+    Qwen3,
+    RopeScaling,
+    WSDSchedule,
+)
 
 # What may be left out, because leaving it out means "none", or has one answer that no framework gives.
-OPTIONAL = {"head_dim", "ema_decay", "nesterov", "dropout"}
+OPTIONAL = {"head_dim", "rope_scaling", "ema_decay", "nesterov", "dropout"}
 
 
-@pytest.mark.parametrize("section", [Llama, GPT2, AdamW, SGD, CosineSchedule, WSDSchedule, Batch])
+@pytest.mark.parametrize(
+    "section", [Llama, Qwen3, Gemma, RopeScaling, GPT2, AdamW, SGD, CosineSchedule, WSDSchedule, Batch]
+)
 def test_every_hyperparameter_must_be_stated(section: type[BaseModel]) -> None:
     optional = {name for name, field in section.model_fields.items() if not field.is_required()}
     assert optional <= OPTIONAL

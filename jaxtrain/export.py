@@ -1,0 +1,11 @@
+"""``python -m jaxtrain.export``."""
+
+from __future__ import annotations
+
+import sys
+
+from jaxtrain.framework import Jax
+from shared.export import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Jax()))
