@@ -1,6 +1,7 @@
 """Causal attention in JAX behind one interface: a plain reference, and splash attention on a TPU.
 
-Shapes: B rows, T positions, H query heads, K key and value heads (H a multiple of K), D elements a head.
+Shapes: B rows, T positions, S positions that they see, H query heads, K key and value heads (H a multiple of K), D
+elements a head.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from shared.errors import UserError
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 """(q_BTHD, k_BTKD, v_BTKD, segments_BT or None) -> context_BTHD."""
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""The same, with what a position sees already settled."""
 
 SPLASH_BLOCK = 128
 """Splash attention works on blocks of at least this many positions."""
@@ -58,23 +62,32 @@ def _splash_obstacle(platform: str, sequence_length: int, compute: Any, matmul: 
 def reference_attention(
     q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array, segments_BT: jax.Array | None, *, islands: Any
 ) -> jax.Array:
-    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1).
+    """Causal attention, inside segments where there are any."""
+    T = q_BTHD.shape[1]
+    visible_BTT = jnp.tril(jnp.ones((T, T), bool))[None]
+    if segments_BT is not None:
+        visible_BTT = visible_BTT & (segments_BT[:, :, None] == segments_BT[:, None, :])
+    return attention_where(visible_BTT, q_BTHD, k_BTKD, v_BTKD, islands)
 
-    Heads come before positions and the softmax's division after the product with v: a pass over the [T, T] scores
+
+def attention_where(
+    visible_BTS: jax.Array, q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, islands: Any
+) -> jax.Array:
+    """softmax(q k^T / sqrt(D)) v with scores and softmax in the islands' dtype (Vaswani et al. 2017, eq. 1), where a
+    position (row) sees another (column).
+
+    Heads come before positions and the softmax's division after the product with v: a pass over the [T, S] scores
     less, which takes an eighth off a CPU's step.
     """
     B, T, H, D = q_BTHD.shape
-    K = k_BTKD.shape[2]
+    K = k_BSKD.shape[2]
     q_BKGTD = jnp.swapaxes(q_BTHD, 1, 2).reshape(B, K, H // K, T, D)
-    k_BKTD, v_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
-    scores_BKGTS = mixed_product("bkgtd,bksd->bkgts", q_BKGTD, k_BKTD, islands) * D**-0.5
-    visible_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
-    if segments_BT is not None:
-        visible_BTS = visible_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])
+    k_BKSD, v_BKSD = (jnp.swapaxes(x, 1, 2) for x in (k_BSKD, v_BSKD))
+    scores_BKGTS = mixed_product("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD, islands) * D**-0.5
     scores_BKGTS = jnp.where(visible_BTS[:, None, None], scores_BKGTS, jnp.finfo(islands).min)
     largest_BKGT1 = jax.lax.stop_gradient(jnp.max(scores_BKGTS, axis=-1, keepdims=True))
     weights_BKGTS = jnp.exp(scores_BKGTS - largest_BKGT1)
-    context_BKGTD = mixed_product("bkgts,bksd->bkgtd", weights_BKGTS.astype(v_BKTD.dtype), v_BKTD, islands)
+    context_BKGTD = mixed_product("bkgts,bksd->bkgtd", weights_BKGTS.astype(v_BKSD.dtype), v_BKSD, islands)
     context_BKGTD = _normalized(context_BKGTD, jnp.sum(weights_BKGTS, axis=-1, keepdims=True), q_BTHD.dtype)
     return jnp.swapaxes(context_BKGTD.reshape(B, H, T, D), 1, 2)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from shared.backend import Backend, StateSource
+    from shared.backend import Backend, Decoder, StateSource
     from shared.config.schema import Config
 
 
@@ -29,6 +29,12 @@ class Jax:
         from jaxtrain.backend import JaxBackend
 
         return JaxBackend(config)
+
+    def decoder(self, config: Config, source: StateSource, role: str, length: int) -> Decoder:
+        self._import()
+        from jaxtrain.decoder import CachedDecoder
+
+        return CachedDecoder(config, source, role, length)
 
     def stored_state(self, directory: Path) -> StateSource:
         self._import()

@@ -141,6 +141,13 @@ class Backend(Protocol):
         """The operations of one training step and their formats, and how often each comes."""
 
 
+class Decoder(Protocol):
+    """A trained model that continues one text, and remembers the keys and values of what it has read."""
+
+    def extend(self, tokens: np.ndarray) -> np.ndarray:
+        """Read further tokens (integers [T]); returns the logits of the one that follows, float64 [V]."""
+
+
 class Framework(Protocol):
     """A backend's package before anything heavy is imported: ``--help`` and wrong configs answer without it."""
 
@@ -152,6 +159,9 @@ class Framework(Protocol):
 
     def backend(self, config: Config) -> Backend:
         """The backend, set up for that run."""
+
+    def decoder(self, config: Config, source: StateSource, role: str, length: int) -> Decoder:
+        """The model with the weights of that role, ready to read texts of up to ``length`` tokens."""
 
     def stored_state(self, directory: Path) -> StateSource:
         """What the backend's ``save`` wrote into the directory, to be read array by array, on any machine."""

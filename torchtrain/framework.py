@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from shared.backend import Backend, StateSource
+    from shared.backend import Backend, Decoder, StateSource
     from shared.config.schema import Config
 
 
@@ -33,6 +33,12 @@ class Torch:
         parallel.join()
         atexit.register(parallel.leave)
         return TorchBackend(config)
+
+    def decoder(self, config: Config, source: StateSource, role: str, length: int) -> Decoder:
+        self._import()
+        from torchtrain.decoder import CachedDecoder
+
+        return CachedDecoder(config, source, role, length)
 
     def stored_state(self, directory: Path) -> StateSource:
         self._import()

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtrain.attention import Attention, mixed_product
+from jaxtrain.attention import Attend, Attention, mixed_product
 from jaxtrain.dropout import Dropout, layer_keys
 from jaxtrain.precision import Dtypes
 from jaxtrain.remat import rematerialized
@@ -109,7 +109,7 @@ class SelfAttention(nnx.Module):
             self.q_norm = Norm(spec, run, spec.head_dim, layers)
             self.k_norm = Norm(spec, run, spec.head_dim, layers)
 
-    def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, segments_BT: jax.Array | None) -> jax.Array:
+    def __call__(self, x_BTC: jax.Array, rotation: Rotation | None, attend: Attend) -> jax.Array:
         B, T, _ = x_BTC.shape
         q_BTHD, k_BTKD, v_BTKD = (
             named(name, x).reshape(B, T, -1, self.spec.head_dim)
@@ -119,7 +119,7 @@ class SelfAttention(nnx.Module):
             q_BTHD, k_BTKD = record("q_norm", self.q_norm(q_BTHD)), record("k_norm", self.k_norm(k_BTKD))
         if rotation is not None:
             q_BTHD, k_BTKD = rotation(q_BTHD), rotation(k_BTKD)
-        context_BTHD = record("context", self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT))
+        context_BTHD = record("context", attend(q_BTHD, k_BTKD, v_BTKD))
         return named("out", self.out(context_BTHD.reshape(B, T, -1)))
 
 
@@ -162,12 +162,12 @@ class Block(nnx.Module):
         self,
         x_BTC: jax.Array,
         rotation: Rotation | None,
-        segments_BT: jax.Array | None,
-        dropout: Dropout | None,
-        keys: dict[str, jax.Array] | None,
+        attend: Attend,
+        dropout: Dropout | None = None,
+        keys: dict[str, jax.Array] | None = None,
     ) -> jax.Array:
         y_BTC = record("attention_norm", self.attention_norm(x_BTC))
-        y_BTC = self.attention(y_BTC, rotation, segments_BT)
+        y_BTC = self.attention(y_BTC, rotation, attend)
         x_BTC = x_BTC + (y_BTC if dropout is None or keys is None else dropout(y_BTC, keys["out"]))
         y_BTC = record("mlp_norm", self.mlp_norm(x_BTC))
         y_BTC = self.mlp(y_BTC)
@@ -278,9 +278,12 @@ class Transformer(nnx.Module):
         keys = None if dropout is None else layer_keys(self.run.seed, IN_BLOCKS, self.spec.num_layers)
         stacked = weights, keys
 
+        def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
+            return self.run.attention(q_BTHD, k_BTKD, v_BTKD, segments_BT)
+
         def apply(x_BTC: jax.Array, one_layer: Any) -> jax.Array:
             weights, keys = one_layer
-            return nnx.merge(graph, weights)(x_BTC, rotation, segments_BT, dropout, keys)
+            return nnx.merge(graph, weights)(x_BTC, rotation, attend, dropout, keys)
 
         def several(x_BTC: jax.Array, layers: Any, first: int, count: int, in_scan: bool) -> jax.Array:
             for layer, one_layer in enumerate(_unstack(layers, count), start=first):
