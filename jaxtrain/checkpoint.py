@@ -6,7 +6,11 @@ others, and a large one little by little.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ _FORMATS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "
 def save(arrays: dict[str, Any], directory: Path) -> Callable[[], None]:
     """Start to write the arrays into ``directory``; returns when they may change. What is returned waits for the rest
     and raises what went wrong."""
+    _tell_once()
     checkpointer = ocp.StandardCheckpointer()
     chunks = jax.tree.map(_chunks, arrays)
     checkpointer.save(directory.absolute() / NAME, arrays, save_args=chunks)
@@ -39,6 +44,22 @@ def save(arrays: dict[str, Any], directory: Path) -> Callable[[], None]:
             checkpointer.wait_until_finished()
 
     return wait
+
+
+@functools.cache
+def _tell_once() -> None:
+    """What goes wrong with a save is raised, and told by who asked for it. Orbax logs it as well, and its threads, and
+    the writes that end when nobody waits for them any more."""
+    logging.getLogger("absl").addFilter(lambda record: record.levelno < logging.ERROR or "orbax" not in record.pathname)
+    logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
+    warnings.filterwarnings("ignore", r"coroutine '.*write_fragment' was never awaited")
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _chunks(array: jax.Array) -> ocp.SaveArgs:

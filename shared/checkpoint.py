@@ -160,7 +160,7 @@ class Checkpoints:
                     seal(partial, {**facts, "step": step})
                     publish(partial, self.directory / str(step))
                     self._prune()
-            except Exception as error:
+            except BaseException as error:  # whatever ends this thread, the checkpoint failed
                 self._fail(step, partial, error)
             self.statistics.seconds += time.perf_counter() - started
 
@@ -179,7 +179,7 @@ class Checkpoints:
         failure, self._failure = self._failure, None
         return failure
 
-    def _fail(self, step: int, partial: Path, error: Exception) -> None:
+    def _fail(self, step: int, partial: Path, error: BaseException) -> None:
         if self._leading:
             shutil.rmtree(partial, ignore_errors=True)
         newest = self._steps()

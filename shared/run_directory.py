@@ -263,6 +263,7 @@ def writing(path: Path) -> Iterator[None]:
 _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space or choose another place",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another place",
+    errno.EFBIG: "the file would be larger than the system allows; choose another place",
     errno.EROFS: "the file system is read-only; choose another place",
     errno.EACCES: "permission denied; choose a place that you may write to",
     errno.EEXIST: "a file of that name is in the way; choose another name",

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
@@ -47,7 +48,10 @@ def save(tensors: dict[str, torch.Tensor], directory: Path, group: dist.ProcessG
     assert not isinstance(written, AsyncSaveResponse), "only a stager of one's own gives two futures"
 
     def wait() -> None:
-        written.result()
+        try:
+            written.result()
+        except CheckpointException as error:  # no Exception, and it hides what went wrong in which process
+            raise next(iter(error.failures.values()))[0] from None
 
     return wait
 

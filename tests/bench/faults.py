@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import yaml
 
 STEPS_A_KILL = 24
-"""More than a process trains, on average, before it is killed."""
+"""As many as a process trains at most before it is killed."""
 
 MOMENTS = {"start": 0.2, "steps": 0.4, "save": 0.4}
 """When a kill comes, and how often: while the process starts, after some steps, while it writes a checkpoint."""
@@ -89,7 +90,7 @@ def main() -> int:
     results = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        schedule = {"name": "constant", "steps": 40 + STEPS_A_KILL * arguments.kills, "learning_rate": 1e-3}
+        schedule = {"name": "constant", "steps": 2 * STEPS_A_KILL * (arguments.kills + 1), "learning_rate": 1e-3}
         recipe = RECIPE | {"schedule": schedule | {"warmup_steps": 0}}
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         for backend in ("jax", "torch"):
@@ -149,24 +150,35 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 def wait_for(moment: str, process: subprocess.Popen[str], run: Path, rng: random.Random, startup: float) -> None:
     """Return at the moment, or when the process has ended."""
-    begun, deadline = last_step(run), time.monotonic() + PATIENCE
     if moment == "start":
         time.sleep(rng.uniform(0.0, 2.0 + startup))
         return
-    steps = rng.randint(1, STEPS_A_KILL // 2)
-    while last_step(run) in (0, begun) or last_step(run) < newest_checkpoint(run) + steps % 8:
-        if process.poll() is not None or time.monotonic() > deadline:
-            break
-        time.sleep(0.001)
+    deadline = time.monotonic() + PATIENCE
+
+    def until(happened: Callable[[], bool]) -> None:
+        while not happened() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.0002)
+
+    begun, written = newest_checkpoint(run), modified(run / "run.json")
+    until(lambda: modified(run / "run.json") > written)
+    time.sleep(0.1)  # until what was recorded beyond the checkpoint is cut off
+    steps = rng.randint(1, STEPS_A_KILL)
+    until(lambda: last_step(run) >= begun + steps)
     if moment == "steps":
-        time.sleep(rng.uniform(0.0, 0.1))
-        return
-    before = {path.name for path in (run / "checkpoints").glob(".partial-*")}
-    while not {path.name for path in (run / "checkpoints").glob(".partial-*")} - before:
-        if process.poll() is not None or time.monotonic() > deadline:
-            break
-        time.sleep(0.0002)
-    time.sleep(rng.uniform(0.0, 0.02))
+        time.sleep(rng.uniform(0.0, 0.05))
+    else:
+        before = set(partial(run))
+        until(lambda: bool(set(partial(run)) - before))
+        time.sleep(rng.uniform(0.0, 0.01))
+
+
+def partial(run: Path) -> list[Path]:
+    """Checkpoints that are being written."""
+    return list((run / "checkpoints").glob(".partial-*"))
+
+
+def modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def last_step(run: Path) -> int:
