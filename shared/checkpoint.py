@@ -38,24 +38,16 @@ class Checkpoint:
         return int(self.manifest["step"])
 
 
-@dataclass
-class SaveStatistics:
-    """What saving has cost a process so far."""
-
-    saves: int = 0
-    stall_seconds: float = 0.0
-    """Time for which training stood still."""
-    seconds: float = 0.0
-    """Time from the start of each save until its checkpoint had its name."""
-
-
 class Checkpoints:
     """The ``checkpoints`` directory of a run."""
 
     def __init__(self, directory: Path, rule: Rule, leading: bool = True):
         """``leading``: whether this process names and removes checkpoints; one of those that train together does."""
         self.directory = directory
-        self.statistics = SaveStatistics()
+        self.num_saves = 0
+        """Checkpoints whose writing began in this process."""
+        self.writing_seconds = 0.0
+        """Time from the start of each of them until it had its name."""
         self._rule, self._leading = rule, leading
         self._writer: threading.Thread | None = None
         self._failure: UserError | None = None
@@ -162,20 +154,17 @@ class Checkpoints:
                     self._prune()
             except BaseException as error:  # whatever ends this thread, the checkpoint failed
                 self._fail(step, partial, error)
-            self.statistics.seconds += time.perf_counter() - started
+            self.writing_seconds += time.perf_counter() - started
 
         self._writer = threading.Thread(target=complete, name="checkpoint")
         self._writer.start()
-        self.statistics.saves += 1
-        self.statistics.stall_seconds += time.perf_counter() - started
+        self.num_saves += 1
 
     def settle(self) -> UserError | None:
         """Wait for the checkpoint that is being written; says what went wrong with it, once."""
         if self._writer is not None:
-            started = time.perf_counter()
             self._writer.join()
             self._writer = None
-            self.statistics.stall_seconds += time.perf_counter() - started
         failure, self._failure = self._failure, None
         return failure
 

@@ -45,7 +45,8 @@ class Outcome:
     held_out: dict[str, float] | None
     """The last evaluation."""
     checkpoints: dict[str, float]
-    """``saves``, ``stall_seconds``, ``seconds``: see :class:`shared.checkpoint.SaveStatistics`."""
+    """``saves``: how many; ``stall_seconds``: for how long training stood still for them; ``writing_seconds``: from the
+    start of each until it had its name."""
 
     def summary(self) -> dict[str, Any]:
         """For ``run.json``."""
@@ -71,6 +72,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._faults = Faults(self.config.nonfinite, self.data, self.recorder)
         self._saved_at = time.monotonic()
+        self._stall_seconds = 0.0
 
     def start(self) -> tuple[State, int]:
         """The state to go on from, and how many steps it has seen."""
@@ -143,7 +145,11 @@ class Trainer:
             tokens_per_s=log.tokens_per_s,
             loss=log.last.loss if log.last else None,
             held_out=held_out,
-            checkpoints=asdict(self.checkpoints.statistics),
+            checkpoints={
+                "saves": self.checkpoints.num_saves,
+                "stall_seconds": self._stall_seconds,
+                "writing_seconds": self.checkpoints.writing_seconds,
+            },
         )
 
     def _evaluate(self, state: State, step: int) -> dict[str, float] | None:
@@ -165,10 +171,12 @@ class Trainer:
 
     def _save(self, state: State, step: int, evaluated: dict[str, float] | None) -> None:
         """Start to write a checkpoint, once the one before is done."""
+        started = time.perf_counter()
         self._settle()
         held_out = {} if evaluated is None else {"held_out_loss": evaluated["held_out_loss"]}
         self.checkpoints.save(step, lambda directory: self.backend.save(state, directory), {**self.facts, **held_out})
         self._saved_at = time.monotonic()
+        self._stall_seconds += time.perf_counter() - started
 
     def _settle(self) -> None:
         """A checkpoint that could not be written is told of and does not end the run, unless it is the last."""

@@ -60,7 +60,9 @@ def test_every_path_in_backticks_exists(document: Path) -> None:
 @documents
 def test_every_command_of_ours_is_one(document: Path) -> None:
     for module in MODULE.findall(document.read_text()):
-        assert (ROOT / module.replace(".", "/") / "__main__.py").is_file(), f"{document.name}: python -m {module}"
+        path = ROOT / module.replace(".", "/")
+        program = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert 'if __name__ == "__main__"' in program.read_text(), f"{document.name}: python -m {module}"
 
 
 @documents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -151,6 +152,18 @@ def test_what_cannot_be_trained_here_is_refused_by_name(changes: dict[str, Any],
     with pytest.raises(UserError) as caught:
         model_section(settings(**changes), "x/config.json")
     assert str(caught.value).startswith("x/config.json: ") and complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 0, 1.5, True, [1], {"a": 1}, float("nan")], ids=repr)
+def test_a_file_that_holds_anything_at_all_ends_in_one_line(value: Any, tmp_path: Path) -> None:
+    """Whatever a setting is, it is understood or refused."""
+    for base in (settings(), transformers.GPT2Config().to_dict() | {"tie_word_embeddings": True}):
+        for key in base:
+            (tmp_path / "config.json").write_text(json.dumps(base | {key: value}))
+            with contextlib.suppress(UserError):
+                section = model_section(read_settings(tmp_path), "x")
+                with contextlib.suppress(ValueError):
+                    recipe(model=section)
 
 
 def test_what_older_versions_wrote_means_the_same() -> None:

@@ -68,7 +68,7 @@ def model_section(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The ``model`` section of the model that these settings describe. Raises UserError, which begins with ``where``,
     for what cannot be trained here."""
     family = settings.get("model_type")
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         raise UserError(f"{where}: model_type {family!r} is not known here; {nearest(str(family), ARCHITECTURES)}")
     if settings.get("quantization_config") is not None:
         raise UserError(f"{where}: the weights are quantised (quantization_config); give the unquantised checkpoint")
@@ -76,6 +76,8 @@ def model_section(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
         return _gpt2(settings, where) if family == "gpt2" else _rotary(family, settings, where)
     except KeyError as error:
         raise UserError(f"{where}: {error.args[0]} is missing") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise UserError(f"{where}: a setting has a value of another kind than it should: {error}") from None
 
 
 def _gpt2(settings: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_nothing_has_its_name_before_all_of_it_is_written(tmp_path: Path) -> Non
     may_end.set()
     assert checkpoints.settle() is None
     assert names(tmp_path) == ["1", "2"]
-    assert checkpoints.statistics.saves == 2
+    assert checkpoints.num_saves == 2
 
 
 def assert_(claim: bool) -> None:
