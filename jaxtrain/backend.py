@@ -137,10 +137,8 @@ class JaxBackend:
         def slots(role: str) -> dict[str, jax.Array]:
             abstract = shapes[role]
             dtype = next(iter(abstract.values())).dtype
-            read = functools.partial(source.read, role)
-            return import_slots(
-                self.spec, read, dtype, lambda slot, host: jax.device_put(host, abstract[slot].sharding)
-            )
+            found = import_slots(self.spec, functools.partial(source.read, role), dtype, self.placement.replicated)
+            return {slot: jax.device_put(array, abstract[slot].sharding) for slot, array in found.items()}
 
         found = arrays(self._state_from(slots("parameters")))
         for role in set(source.roles) - {"parameters"}:

@@ -58,9 +58,7 @@ class CachedDecoder:
     def __init__(self, config: Config, source: StateSource, role: str, length: int):
         backend = JaxBackend(config)
         spec, dtypes = backend.spec, backend.dtypes
-        self._parameters = import_slots(
-            spec, functools.partial(source.read, role), dtypes.parameters, lambda _, host: jax.device_put(host)
-        )
+        self._parameters = import_slots(spec, functools.partial(source.read, role), dtypes.parameters)
         empty = jnp.zeros((spec.num_layers, 1, length, spec.num_kv_heads, spec.head_dim), dtypes.compute)
         self._cache, self._start = Cache(empty, jnp.copy(empty)), 0
 

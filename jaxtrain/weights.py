@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from shared import weights
@@ -22,21 +25,30 @@ def slot_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def import_slots(
-    spec: ModelSpec, read: Callable[[Parameter], np.ndarray], dtype: Any, place: Callable[[str, np.ndarray], jax.Array]
+    spec: ModelSpec, read: Callable[[Parameter], np.ndarray], dtype: Any, sharding: jax.sharding.Sharding | None = None
 ) -> Slots:
-    """Slots from canonical arrays; ``place`` puts a finished one on its devices, so that one at a time is on the
-    host."""
-    fillers: dict[str, list[tuple[Parameter, Piece]]] = {}
-    for parameter in spec.parameters:
+    """Slots on their devices, filled from canonical arrays, of which one or two are on the host at a time: they are
+    turned and stacked on the devices."""
+    slots = {slot: jnp.zeros(shape, dtype, device=sharding) for slot, shape in slot_shapes(spec).items()}
+
+    def fill(parameter: Parameter, value: np.ndarray) -> None:
         for piece in parameter.pieces:
-            fillers.setdefault(piece.slot, []).append((parameter, piece))
-    slots = {}
-    for slot, shape in slot_shapes(spec).items():
-        host = np.empty(shape, dtype)
-        for parameter, piece in fillers[slot]:
-            host[... if piece.layer is None else piece.layer] = weights.part(parameter, read(parameter), piece)
-        slots[slot] = place(slot, host)
+            part = weights.part(parameter, value, piece)
+            turned = part.T.flags.c_contiguous and not part.flags.c_contiguous
+            filled = _filled(slots[piece.slot], part.T if turned else part, piece.layer, turned)
+            slots[piece.slot] = filled.block_until_ready()
+
+    for parameter in spec.parameters:
+        fill(parameter, read(parameter))
+        gc.collect(0)  # JAX lets go of the host's arrays that it has read when Python collects
     return slots
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="turned")
+def _filled(slot: jax.Array, part: jax.Array, layer: jax.Array | None, turned: bool) -> jax.Array:
+    """The slot with that part in it: the whole of it, or one layer's."""
+    part = (part.T if turned else part).astype(slot.dtype)
+    return part if layer is None else slot.at[layer].set(part)
 
 
 def export_slots(spec: ModelSpec, slots: Mapping[str, jax.Array]) -> Iterator[tuple[str, np.ndarray]]:

@@ -70,6 +70,11 @@ def _generate(arguments: argparse.Namespace, framework: Framework) -> int:
     (prompt,) = tokenizer.encode_batch([arguments.prompt])
     if not len(prompt):
         raise UserError("--prompt holds no token; give at least a word")
+    if max(prompt) >= run.spec.vocab_size:
+        raise UserError(
+            f"--prompt has the token {max(prompt)}, and the model knows {run.spec.vocab_size}: data.tokenizer is not the "
+            "one that it was trained with"
+        )
     length = len(prompt) + arguments.max_tokens
     if run.spec.max_positions is not None and length > run.spec.max_positions:
         room = run.spec.max_positions - len(prompt)
@@ -105,20 +110,24 @@ def continued(
     """The text that each further token adds, until the text ends or there are ``max_tokens``."""
     import numpy as np
 
+    # With some of what came before, since a tokenizer may write a token in another way where a text begins.
+    before = [int(token) for token in prompt[-8:]]
     tokens: list[int] = []
-    shown = ""
+    shown = tokenizer.decode(before)
     logits = decoder.extend(prompt)
     for number in range(1, max_tokens + 1):
         # A table may have more rows than the tokenizer has tokens; those were never trained.
         token = choose(logits[: tokenizer.vocab_size])
         if token == tokenizer.end_of_text:
+            if rest := tokenizer.decode(before + tokens)[len(shown) :]:
+                yield rest
             return
         tokens.append(token)
-        text = tokenizer.decode(tokens)
+        text = tokenizer.decode(before + tokens)
         # A character that is not complete yet is decoded as a replacement character.
         complete = text if number == max_tokens else text.rstrip("\ufffd")
         yield complete[len(shown) :]
-        shown = complete
+        shown = max(shown, complete, key=len)
         if number < max_tokens:
             logits = decoder.extend(np.array([token]))
 

@@ -48,7 +48,7 @@ def open_stored_run(path: Path, step: int | None, framework: Framework) -> Store
         "accumulation": Accumulation(),
         "parallel": Parallel(),
         "offload": Offload(),
-        "execution": Execution(attention=config.execution.attention),
+        "execution": Execution(),
         "remat": Remat(policy="none"),
     }
     checkpoint = Checkpoints(directory.checkpoints, config.checkpoint).at(step)

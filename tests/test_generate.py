@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,8 +105,34 @@ def test_characters_of_several_bytes_come_out_whole_and_the_end_of_the_text_ends
     parts = list(continued(Spelling(text), Bytes(), np.array([1]), 100, chooser(0.0, 0)))
     assert "".join(parts) == text and len(parts) == len(text.encode())
     assert not any("\ufffd" in part for part in parts)
+    cut_off = Spelling("国家")
+    cut_off.left[4:] = [Bytes.end_of_text]
+    assert "".join(continued(cut_off, Bytes(), np.array([1]), 100, chooser(0.0, 0))) == "国\ufffd"
     cut = list(continued(Spelling("国家"), Bytes(), np.array([1]), 4, chooser(0.0, 0)))
     assert "".join(cut) == "国\ufffd", "half a character at the end is shown as what it is"
+
+
+def test_a_space_that_a_tokenizer_leaves_out_where_a_text_begins_is_not_lost() -> None:
+    """As those of SentencePiece do, with which many checkpoints come."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from shared.data.tokenizers import Library
+
+    vocabulary = {"▁hello": 0, "▁world": 1, "▁again": 2, "</s>": 3}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="</s>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = Library(made, "</s>", "x")
+
+    class Words(Spelling):
+        def __init__(self) -> None:
+            self.left = [1, 2, 3]
+
+        def extend(self, tokens: np.ndarray) -> np.ndarray:
+            return np.eye(4)[self.left.pop(0)]
+
+    (prompt,) = tokenizer.encode_batch(["hello"])
+    parts = list(continued(Words(), tokenizer, prompt, 5, chooser(0.0, 0)))
+    assert parts == [" world", " again"]
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +182,26 @@ def test_wrong_input_is_one_line(folder: Path, runs: dict[str, Path], words: lis
     done = generate(folder, "torch", *words)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_without_a_checkpoint_or_with_another_tokenizer_is_one_line(
+    folder: Path, backend: str, runs: dict[str, Path]
+) -> None:
+    for name, change in (("empty", None), ("other", "tokenizer")):
+        copy = folder / f"{name}-{backend}"
+        shutil.copytree(runs[backend], copy)
+        if change is None:
+            shutil.rmtree(copy / "checkpoints")
+        else:
+            run = json.loads((copy / "run.json").read_text())
+            run["config"]["model"]["vocab_size"] = 100
+            (copy / "run.json").write_text(json.dumps(run))
+        done = generate(folder, backend, copy.name, "--prompt", "the union")
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert (
+            "holds no checkpoint yet" if change is None else "is not the one that it was trained with"
+        ) in done.stderr
 
 
 def test_learned_positions_end_where_their_table_ends(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from shared.config.schema import Config
 from tests import backends
-from tests.recipes import MODELS, random_batch, recipe
+from tests.recipes import ADAMW, MODELS, random_batch, recipe
 from tests.test_logits import oracle
 
 
@@ -34,6 +34,21 @@ def test_both_backends_have_the_same_gradients_in_float64(model: str, segments: 
     # float64 has 16 digits; sums over a few hundred terms lose about two of them.
     assert jax_loss == pytest.approx(torch_loss, rel=1e-14)
     assert largest_error(jax_gradients, torch_gradients) < 1e-12
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_both_backends_train_every_family_alike_in_float64(model: str) -> None:
+    """Five updates of AdamW, with an average and clipping: the losses, and what a sixth would be evaluated at."""
+    config = recipe(model=MODELS[model], precision="float64", optimizer=ADAMW | {"ema_decay": 0.9})
+    batches = [random_batch(config, seed, ragged=True, segments=True) for seed in range(6)]
+    found = []
+    for name in backends.BACKENDS:
+        with backends.make(name, config) as backend:
+            state, metrics = backends.steps(backend, batches[:5])
+            sums = backend.eval_step(state, batches[5]).read()
+            found.append([*(step.loss for step in metrics), sums.loss / sums.tokens])
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+    assert found[0][4] != found[0][0]
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)

@@ -21,14 +21,14 @@ def normalize(name: str, model: dict[str, Any], x: np.ndarray) -> np.ndarray:
         from jaxtrain.models.transformer import Norm
 
         backend = JaxBackend(config)
-        return np.asarray(Norm(backend.spec, backend.execution)(x))
+        return np.asarray(Norm(backend.spec, backend.execution, x.shape[-1])(x))
     import torch
 
     from torchtrain.backend import TorchBackend
     from torchtrain.models.transformer import Norm as TorchNorm
 
     other = TorchBackend(config)
-    return TorchNorm(other.spec, other.execution)(torch.from_numpy(x)).detach().numpy()
+    return TorchNorm(other.spec, other.execution, x.shape[-1])(torch.from_numpy(x)).detach().numpy()
 
 
 @pytest.mark.parametrize("name", BACKENDS)

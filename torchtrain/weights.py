@@ -22,12 +22,14 @@ def import_parameters(
     spec: ModelSpec, read: Callable[[Parameter], np.ndarray], tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Fill the tensors from canonical arrays, one array at a time on the host."""
-    for parameter in spec.parameters:
-        value = read(parameter)
+
+    def fill(parameter: Parameter, value: np.ndarray) -> None:
         for piece in parameter.pieces:
             part = weights.part(parameter, value, piece)
-            tensor = tensors[parameter_name(piece)]
-            tensor.copy_(torch.from_numpy(np.ascontiguousarray(part.T if parameter.is_kernel else part)))
+            tensors[parameter_name(piece)].copy_(torch.from_numpy(part.T if parameter.is_kernel else part))
+
+    for parameter in spec.parameters:
+        fill(parameter, read(parameter))
 
 
 def export_parameters(spec: ModelSpec, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, np.ndarray]]:

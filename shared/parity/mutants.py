@@ -368,8 +368,8 @@ MUTANTS = (
         "Attention kernels",
         "jax",
         "jaxtrain.attention",
-        "k_BKTD, islands) * D**-0.5",
-        "k_BKTD, islands) * (H * D) ** -0.5",
+        "k_BKSD, islands) * D**-0.5",
+        "k_BKSD, islands) * (H * D) ** -0.5",
     ),
     Mutant(
         "query heads share keys in turn",
@@ -385,8 +385,8 @@ MUTANTS = (
         "Packed documents",
         "jax",
         "jaxtrain.attention",
-        "visible_BTS & (segments_BT[:, :, None] == segments_BT[:, None, :])",
-        "visible_BTS | (segments_BT[:, :, None] < 0)",
+        "visible_BTT & (segments_BT[:, :, None] == segments_BT[:, None, :])",
+        "visible_BTT | (segments_BT[:, :, None] < 0)",
     ),
     Mutant(
         "positions that run on over documents",

@@ -37,6 +37,9 @@ WITHOUT = {
     "Loss of a token",
     "NaN in a file",
     "Curves that look alike",
+    "Another mesh",
+    "The other framework",
+    "Norms and embeddings of Gemma, norms of Qwen3",
 }
 
 
