@@ -72,8 +72,8 @@ def _generate(arguments: argparse.Namespace, framework: Framework) -> int:
         raise UserError("--prompt holds no token; give at least a word")
     if max(prompt) >= run.spec.vocab_size:
         raise UserError(
-            f"--prompt has the token {max(prompt)}, and the model knows {run.spec.vocab_size}: data.tokenizer is not the "
-            "one that it was trained with"
+            f"--prompt has the token {max(prompt)}, and the model knows {run.spec.vocab_size}: data.tokenizer is not "
+            "the one that it was trained with"
         )
     length = len(prompt) + arguments.max_tokens
     if run.spec.max_positions is not None and length > run.spec.max_positions:
