@@ -25,6 +25,8 @@ bench: .venv/installed-dev
 	$(BIN)/python tests/bench/loader.py
 	PYTHONPATH=. $(BIN)/python tests/bench/memory.py
 	PYTHONPATH=. $(BIN)/python tests/bench/loss.py
+	$(BIN)/python tests/bench/checkpoint.py
+	$(BIN)/python tests/bench/faults.py
 
 clean:
 	rm -rf .venv .cache runs
