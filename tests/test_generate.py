@@ -199,7 +199,7 @@ def test_a_run_without_a_checkpoint_or_with_another_tokenizer_is_one_line(
             (copy / "run.json").write_text(json.dumps(run))
         done = generate(folder, backend, copy.name, "--prompt", "the union")
         assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-        assert ("holds no checkpoint yet" if change is None else "is the one that it was trained with") in done.stderr
+        assert ("holds no checkpoint yet" if change is None else "not the one that it was trained with") in done.stderr
 
 
 def test_learned_positions_end_where_their_table_ends(folder: Path) -> None:
