@@ -123,8 +123,8 @@ class JaxBackend:
     def agreed(self, wish: bool) -> bool:
         return wish
 
-    def from_first(self, number: int) -> int:
-        return number
+    def gathered(self, text: str) -> list[str]:
+        return [text]
 
     # ------------------------------------------------------------------------------------------------------- state
 

@@ -107,8 +107,8 @@ class Backend(Protocol):
     def agreed(self, wish: bool) -> bool:
         """Whether any process of the run has the wish; all are told the same."""
 
-    def from_first(self, number: int) -> int:
-        """The number that the first process of the run has; all are told it."""
+    def gathered(self, text: str) -> list[str]:
+        """What every process of the run says, in their order; all are told."""
 
     def describe(self) -> DeviceReport:
         """The devices this run uses."""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from shared.agreement import require_agreement, statement
 from shared.backend import Backend, Framework
 from shared.checkpoint import Checkpoint, Checkpoints
 from shared.config.load import Resolved
@@ -77,6 +78,8 @@ def train_run(
         "learning_rates": table_fingerprint(learning_rates(config.schedule)),
     }
     backend = framework.backend(config)
+    versions = {"Python": sys.version.split()[0], **backend.describe().versions}
+    require_agreement(backend.gathered(statement(facts["fingerprints"], done, versions)))
     config = backend.config
     leading = backend.process == 0
     with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ evaluation and at a checkpoint, and there only until the state was copied.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -77,8 +78,9 @@ class Trainer:
     def start(self) -> tuple[State, int]:
         """The state to go on from, and how many steps it has seen."""
         found = self.checkpoints.restorable(self.recorder.note) if self.backend.process == 0 else None
-        step = self.backend.from_first(-1 if found is None else found.step)
-        if step < 0:
+        # The first process looks; what it has found is what all go on from.
+        step = json.loads(self.backend.gathered(json.dumps(None if found is None else found.step))[0])
+        if step is None:
             return self.backend.create_state(self.origin.source), self.origin.step
         return self.backend.restore(self.checkpoints.directory / str(step)), step
 

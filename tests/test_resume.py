@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,3 +58,37 @@ def test_processes_write_one_checkpoint_together(folder: Path) -> None:
     sizes = [(run / "checkpoints" / "8" / "dcp" / part).stat().st_size for part in parts]
     assert min(sizes) > 0.3 * sum(sizes), "the work is shared"
     assert not list((run / "checkpoints").glob(".partial*"))
+
+
+ELSEWHERE = """
+import os, sys
+words = sys.argv[1:]
+if os.environ["RANK"] == "1":
+    words.append(os.environ["OTHER"])
+from shared.command import main
+from torchtrain.framework import Torch
+sys.exit(main(words, Torch()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        ("optimizer.beta1=0.8", "the fingerprint of recipe is"),
+        ("data.source.files=corpus/[0-8].txt", "the fingerprint of data is"),
+        ("--run-dir=elsewhere", "the step of the newest checkpoint is 4 in process 0 and 0 in process 1"),
+    ],
+)
+def test_processes_that_would_train_different_runs_do_not_begin(folder: Path, other: str, complaint: str) -> None:
+    run = folder / ("begun" if "run-dir" in other else "fresh")
+    if run.name == "begun":
+        trained(folder, "torch", run.name, 2, "--stop-at-step", "4")
+    (folder / "elsewhere.py").write_text(ELSEWHERE)
+    words = ("--config", "recipe.yaml", "--run-dir", run.name, "parallel.data=2")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "elsewhere.py", *words]
+    environment = os.environ | {"OTHER": other}
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=120)
+    assert done.returncode != 0
+    assert f"error: the processes do not train the same run: {complaint}" in done.stderr
+    assert len(list(run.rglob("checkpoints/*"))) == (run.name == "begun"), "and nothing was written"

@@ -110,8 +110,8 @@ class TorchBackend:
     def agreed(self, wish: bool) -> bool:
         return self.replicas.any(wish)
 
-    def from_first(self, number: int) -> int:
-        return self.replicas.from_first(number)
+    def gathered(self, text: str) -> list[str]:
+        return self.replicas.gathered(text)
 
     # ------------------------------------------------------------------------------------------------------- state
 

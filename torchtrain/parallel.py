@@ -78,13 +78,13 @@ class Replicas:
         """Whether any replica has the wish; asked between hosts, so that no accelerator is waited for."""
         return wish if self.count == 1 else bool(self.sum_(torch.tensor(int(wish))).item())
 
-    def from_first(self, number: int) -> int:
-        """The number that the first replica has."""
+    def gathered(self, text: str) -> list[str]:
+        """What every replica says, in their order."""
         if self.count == 1:
-            return number
-        told = torch.tensor(number)
-        dist.broadcast(told, src=0)
-        return int(told.item())
+            return [text]
+        said = [""] * self.count
+        dist.all_gather_object(said, text, group=self.group)
+        return said
 
 
 def _buckets(tensors: Iterable[torch.Tensor], itemsize: int) -> Iterator[list[torch.Tensor]]:

@@ -51,8 +51,8 @@ class FakeBackend:
     def agreed(self, wish: bool) -> bool:
         return wish
 
-    def from_first(self, number: int) -> int:
-        return number
+    def gathered(self, text: str) -> list[str]:
+        return [text]
 
     def create_state(self, source: None) -> int:
         return 0
