@@ -105,6 +105,7 @@ class JaxBackend:
             config.optimizer, self.spec, self.dtypes.accumulate, self.dtypes.optimizer_state
         )
         self.rates = np.asarray(learning_rates(config.schedule), self.dtypes.accumulate)
+        offload.require(config, self.placement)
         self.state_shardings = offload.state_shardings(config, self.placement)
         everywhere, rows = self.placement.replicated, self.placement.rows
         self.step = jax.jit(

@@ -15,6 +15,22 @@ from jaxtrain.parallel import Placement
 from jaxtrain.state import TrainState
 from shared.config.precision import roles
 from shared.config.schema import Config
+from shared.errors import UserError
+
+
+def require(config: Config, placement: Placement) -> None:
+    """Raise UserError when something is to live in host memory and cannot here: the CPU's compiler of older versions of
+    JAX knows one memory."""
+    wanted = [name for name in ("optimizer", "parameters") if getattr(config.offload, name) == "host"]
+    if not wanted or placement.mesh.devices.flat[0].platform != "cpu":
+        return
+    try:
+        jax.jit(lambda x: x, out_shardings=placement.host).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"offload.{wanted[0]}=host: jax {jax.__version__} knows one memory on a CPU "
+            f"({str(error).splitlines()[0]}); nearest valid: offload.{wanted[0]}=device"
+        ) from None
 
 
 def state_shardings(config: Config, placement: Placement) -> Any:
