@@ -88,7 +88,6 @@ def train_run(
         interrupt = stack.enter_context(Interrupt())
         recorder: Recorder | Unrecorded = Unrecorded()
         if leading:
-            _describe(directory, resolved, backend, facts, command)
             directory.truncate_after(done)
             recorder = Recorder(directory, last, config.logging.tensorboard, quiet, start_step=done)
             stack.enter_context(recorder)
@@ -106,6 +105,8 @@ def train_run(
         state, first = trainer.start()
         if first < done:
             recorder.rewind(first)
+        if leading:
+            _describe(directory, resolved, backend, facts, command)
         device = backend.describe().kind
         recorder.note(
             f"{path}: {spec.num_parameters:,} parameters, {config.precision.preset}, on {device}; recipe "
