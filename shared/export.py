@@ -51,7 +51,7 @@ def _export(arguments: argparse.Namespace, framework: Framework) -> int:
     from shared.errors import UserError
     from shared.handover import write_handover
     from shared.huggingface import write_pretrained
-    from shared.stored_run import open_stored_run
+    from shared.stored_run import evaluated_role, open_stored_run
 
     if arguments.weights and arguments.format == "state":
         raise UserError("--weights belongs to --format huggingface; a state holds both")
@@ -61,7 +61,7 @@ def _export(arguments: argparse.Namespace, framework: Framework) -> int:
         write_handover(arguments.to, state, spec, run.checkpoint.manifest)
         what, how = ", ".join(state.roles), f"continue it with --init-from {arguments.to}"
     else:
-        role = arguments.weights or ("average" if "average" in state.roles else "parameters")
+        role = arguments.weights or evaluated_role(state)
         if role not in state.roles:
             raise UserError(f"--weights {role}: the recipe keeps no average; nearest valid: --weights parameters")
         write_pretrained(arguments.to, run.config, spec, state, role)

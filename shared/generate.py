@@ -57,7 +57,7 @@ def _generate(arguments: argparse.Namespace, framework: Framework) -> int:
 
     from shared.data.tokenizers import open_tokenizer
     from shared.errors import UserError
-    from shared.stored_run import open_stored_run
+    from shared.stored_run import evaluated_role, open_stored_run
 
     if arguments.max_tokens < 1:
         raise UserError(f"--max-tokens must be at least 1, not {arguments.max_tokens}")
@@ -85,8 +85,7 @@ def _generate(arguments: argparse.Namespace, framework: Framework) -> int:
             else f"--prompt has {len(prompt)} tokens, and the model has {run.spec.max_positions} positions; shorten it"
         )
     state = run.state(framework)
-    role = "average" if "average" in state.roles else "parameters"
-    decoder = framework.decoder(run.config, state, role, length)
+    decoder = framework.decoder(run.config, state, evaluated_role(state), length)
     choose = chooser(arguments.temperature, arguments.seed)
 
     print(arguments.prompt, end="", flush=True)

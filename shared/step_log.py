@@ -47,6 +47,8 @@ class StepLog:
         self._recorder = recorder
         self._lag = 1 if asynchronous else 0
         self._pending: list[_Dispatched] = []
+        self._logged: list[int] = []
+        """Those of the pending steps that are to be recorded."""
         self._num_updates: int | None = None
         """Completed updates as of the newest step that was read."""
         self._faults: list[Fault] = []
@@ -70,6 +72,8 @@ class StepLog:
         """Take note of a step; read what is due."""
         self._tokens += int(batch.mask.sum())
         self._pending.append(_Dispatched(step, batch.fingerprint() if logged else None, self._tokens, metrics))
+        if logged:
+            self._logged.append(step)
         compiled = self.startup_seconds is not None
         self._read(through=step - self._lag if compiled else step)
 
@@ -88,7 +92,7 @@ class StepLog:
 
     def rewind(self) -> None:
         """Forget what is pending: the steps that follow are dispatched again."""
-        self._pending, self._num_updates = [], None
+        self._pending, self._logged, self._num_updates = [], [], None
 
     def take_faults(self) -> list[Fault]:
         """The faults that were found since they were last taken."""
@@ -96,13 +100,10 @@ class StepLog:
         return faults
 
     def _read(self, through: int) -> None:
-        while (due := self._first_logged(through)) is not None:
-            steps, self._pending = self._pending[: due + 1], self._pending[due + 1 :]
+        while self._logged and self._logged[0] <= through:
+            count = self._logged.pop(0) - self._pending[0].step + 1
+            steps, self._pending = self._pending[:count], self._pending[count:]
             self._find_faults(steps, self._record(steps[-1]))
-
-    def _first_logged(self, through: int) -> int | None:
-        due = (n for n, pending in enumerate(self._pending) if pending.batch is not None and pending.step <= through)
-        return next(due, None)
 
     def _record(self, dispatched: _Dispatched) -> StepMetrics:
         metrics = dispatched.metrics.read()

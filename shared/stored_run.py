@@ -31,6 +31,11 @@ class StoredRun:
         return framework.stored_state(self.checkpoint.directory)
 
 
+def evaluated_role(state: StateSource) -> str:
+    """The weights that evaluations use: the average where the recipe keeps one."""
+    return "average" if "average" in state.roles else "parameters"
+
+
 def open_stored_run(path: Path, step: int | None, framework: Framework) -> StoredRun:
     """The run in a directory, with the checkpoint of that step or the newest, found whole in every byte.
 
